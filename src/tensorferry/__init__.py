@@ -1,0 +1,1 @@
+"""Loads the weights of language models: planned first, strict, with bounded memory."""

@@ -1,0 +1,1 @@
+"""Moving bytes as a plan says."""

@@ -1,0 +1,1 @@
+"""What bytes mean: headers in, a catalogue out."""

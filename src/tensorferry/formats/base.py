@@ -1,0 +1,47 @@
+"""What a format does: says which files are its own, and turns headers into a catalogue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tensorferry.core.catalogue import Catalogue
+from tensorferry.storage.base import File, Storage
+
+__all__ = ["FileFormat", "Selection"]
+
+
+class FileFormat(Protocol):
+    """A reader of single files. Stateless; one instance serves all threads.
+
+    name: what `load_format`, reports and errors call it. suffixes: file name endings, with the dot.
+    """
+
+    name: str
+    suffixes: Sequence[str]
+
+    def catalogue(self, storage: Storage, file: File) -> Catalogue:
+        """Read the header of `file`, validate it whole, and return what it holds; no tensor data is read.
+
+        Raises CorruptFile, UnsafeFile, UnsupportedDtype or UnknownFormat with the file's name in the message.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which files are the checkpoint, and why.
+
+    format: the file format's name. files: in natural order. index: name to file as the index says, if one was used.
+    reason: one sentence. ignored: weight files that lie beside and were not chosen, with the reason of each.
+    warnings: what the caller should be told (a fallback taken, a stale index).
+    """
+
+    format: str
+    files: tuple[File, ...]
+    reason: str
+    index: dict[str, str] | None = None
+    index_file: str | None = None
+    ignored: tuple[tuple[str, str], ...] = ()
+    warnings: tuple[str, ...] = ()

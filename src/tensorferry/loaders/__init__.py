@@ -1,0 +1,1 @@
+"""The Model Loader face: loaders with the three stages engines expect."""

@@ -1,0 +1,1 @@
+"""The nn.Module side: describing, materializing, tying and tracing models."""

@@ -1,0 +1,1 @@
+"""How element types and transforms are computed, in torch."""

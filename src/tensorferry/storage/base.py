@@ -1,0 +1,67 @@
+"""What a place that holds files can do. Implementations beside this file; nothing here does I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+__all__ = ["File", "Storage", "SupportsMap"]
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file of a storage. `path` is relative to the storage, with forward slashes.
+
+    identity: equal exactly while the contents are the same file: (device, inode, size, mtime_ns)
+    locally, an ETag remotely.
+    """
+
+    path: str
+    size: int
+    identity: tuple[int, ...] | str
+
+
+class Storage(Protocol):
+    """A folder of files, or something like it. All methods may be called from several threads."""
+
+    @property
+    def uri(self) -> str:
+        """Where it is, in words for people; never holds a credential."""
+        ...
+
+    def list(self) -> Sequence[File]:
+        """Return the files directly in it, sorted by path: not recursive, no dot files."""
+        ...
+
+    def stat(self, path: str) -> File:
+        """Return the file at `path`, which may lie in a sub-folder.
+
+        Raises LocateError if it is absent or a broken link, UnsafeFile if it leads out of the storage.
+        """
+        ...
+
+    def read_into(self, path: str, offset: int, out: memoryview) -> None:
+        """Fill `out` (writable, bytes) exactly from `offset` of `path`, or raise ReadError."""
+        ...
+
+    def check_unchanged(self) -> None:
+        """Raise ReadError if a file that was read is no longer the one that was opened."""
+        ...
+
+    def close(self) -> None:
+        """Release handles; idempotent. Nothing can be read afterwards."""
+        ...
+
+
+@runtime_checkable
+class SupportsMap(Protocol):
+    """Storages that can map a file into memory, read-only."""
+
+    def map(self, path: str) -> memoryview:
+        """Return all of `path` as a read-only view of a private read-only mapping.
+
+        The view stays valid until the storage is closed. A file that is truncated under a mapping
+        kills the process and one that is rewritten changes the values, so mapping is a choice.
+        """
+        ...
