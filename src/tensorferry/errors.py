@@ -24,10 +24,8 @@ it is False until a load has begun to write. Names that come out of files pass t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from tensorferry.core.problems import Problem
+from tensorferry.problems import Problem
 
 __all__ = [
     "AccessDenied",
