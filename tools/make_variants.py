@@ -62,7 +62,9 @@ def write_layouts(source: Path, out: Path) -> None:
     """Write every layout under `out`, each complete or not at all."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     # Without dequantize=True, save_pretrained refuses a model that came out of a GGUF.
     whole = {"gguf_file": GGUF, "dtype": torch.float32, "quantization_config": GgufConfig(dequantize=True)}
     model = AutoModelForCausalLM.from_pretrained(str(source), **whole)
