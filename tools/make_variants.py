@@ -17,7 +17,7 @@ from typing import Any
 
 from fetch_weights import default_cache, is_complete, is_offline, locked, read_manifest
 
-os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHARD = "60MB"
@@ -62,9 +62,7 @@ def write_layouts(source: Path, out: Path) -> None:
     """Write every layout under `out`, each complete or not at all."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()
     # Without dequantize=True, save_pretrained refuses a model that came out of a GGUF.
     whole = {"gguf_file": GGUF, "dtype": torch.float32, "quantization_config": GgufConfig(dequantize=True)}
     model = AutoModelForCausalLM.from_pretrained(str(source), **whole)
