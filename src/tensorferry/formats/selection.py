@@ -1,0 +1,356 @@
+"""Decides which files of a folder are the checkpoint, from their names and the shard index. Opens no weight file."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from tensorferry.errors import ConfigError, CorruptFile, FormatError, LocateError, shown
+from tensorferry.formats.base import Selection
+from tensorferry.formats.file_names import (
+    CANONICAL_STEMS,
+    FAMILIES,
+    LOAD_FORMATS,
+    Family,
+    IndexName,
+    WeightName,
+    format_of,
+    matches_any,
+    natural_key,
+    parse_weight_name,
+)
+from tensorferry.formats.folder import Folder
+from tensorferry.formats.index import read_index
+from tensorferry.storage.base import File, Storage
+
+__all__ = ["Wanted", "choose", "choose_one", "select"]
+
+IndexReader = Callable[[File], dict[str, str]]
+"""Reads an index of the listing: tensor name to shard, relative to the index's folder."""
+
+_VARIANT = re.compile(r"[\w-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the caller asks for; checked when it is made.
+
+    load_format: auto, hf, safetensors, mistral or pt. subfolder: where in a recursive listing to look, "" for its top.
+    variant: the word in ``model.fp16.safetensors``. allow_patterns: shell patterns for file names; given, they decide
+    alone. ignore_patterns: files to leave out of everything. allow_pickle: whether auto and hf may fall back to
+    torch files (read without executing anything in them).
+    """
+
+    load_format: str = "auto"
+    subfolder: str = ""
+    variant: str | None = None
+    allow_patterns: Sequence[str] | None = None
+    ignore_patterns: Sequence[str] = ()
+    allow_pickle: bool = True
+
+    def __post_init__(self) -> None:
+        if self.load_format not in LOAD_FORMATS:
+            known = ", ".join(LOAD_FORMATS)
+            raise ConfigError(f"load_format {self.load_format!r} is not known here; one of {known} is expected")
+        if self.variant is not None and not _VARIANT.fullmatch(self.variant):
+            raise ConfigError(f"variant {self.variant!r}: one word, such as 'fp16', is expected")
+        if self.subfolder and not _is_plain(self.subfolder):
+            raise ConfigError(f"subfolder {self.subfolder!r}: a relative path without '..' is expected")
+        for option in ("allow_patterns", "ignore_patterns"):
+            patterns = getattr(self, option)
+            if isinstance(patterns, str):
+                raise ConfigError(f"{option} {patterns!r}: a sequence of patterns is expected, not one string")
+            if patterns is not None:
+                object.__setattr__(self, option, tuple(patterns))
+
+
+def select(
+    storage: Storage,
+    *,
+    load_format: str = "auto",
+    variant: str | None = None,
+    allow_patterns: Sequence[str] | None = None,
+    ignore_patterns: Sequence[str] = (),
+    allow_pickle: bool = True,
+    nested: Callable[[], Iterable[str]] = tuple,
+) -> Selection:
+    """Return which files directly in `storage` are the checkpoint; see `choose`.
+
+    nested: called when nothing is found, for paths in sub-folders that the message should mention.
+    """
+    wanted = Wanted(
+        load_format,
+        variant=variant,
+        allow_patterns=allow_patterns,
+        ignore_patterns=ignore_patterns,
+        allow_pickle=allow_pickle,
+    )
+    return choose(
+        storage.list(),
+        lambda file: read_index(storage, file),
+        wanted,
+        stat=storage.stat,
+        where=storage.uri,
+        nested=nested,
+    )
+
+
+def choose(
+    files: Sequence[File],
+    read_index: IndexReader,
+    wanted: Wanted = Wanted(),
+    *,
+    stat: Callable[[str], File] | None = None,
+    where: str = "the listing",
+    nested: Callable[[], Iterable[str]] = tuple,
+) -> Selection:
+    """Return which of `files` are the checkpoint, and why.
+
+    An index decides over whatever lies beside it. Without one, a file with a canonical name, one complete set of
+    numbered shards, or the plain files of one kind are taken; two sets that could each be meant are refused.
+
+    stat: looks a shard up that the index names and the listing lacks (a nested one); None if the listing is
+    recursive. where: the place, in words for messages. nested: as in `select`.
+
+    Raises LocateError where nothing fits, with what lies there instead, or where shards are absent, by name;
+    FormatError where it is ambiguous; CorruptFile for an empty weight file or a malformed index.
+    """
+    folder = Folder.of(files, wanted.subfolder, wanted.variant, wanted.ignore_patterns, where=where, nested=nested)
+    if wanted.allow_patterns is not None:
+        return _by_patterns(folder, wanted.allow_patterns)
+    stale: _StaleIndex | None = None
+    for family in _families(folder, wanted):
+        try:
+            selection = _of_family(folder, family, read_index, stat)
+        except _StaleIndex as error:
+            stale = stale or error
+            continue
+        if selection is not None:
+            return selection if stale is None else _instead_of(stale, selection)
+    raise stale or _nothing(folder, wanted)
+
+
+def choose_one(file: File) -> Selection:
+    """Return `file` alone as the checkpoint, its format told by how its name ends.
+
+    format is "" where the name does not tell. Raises CorruptFile if the file is empty.
+    """
+    _refuse_empty([file])
+    return Selection(format_of(file.path) or "", (file,), f"{file.path} was named")
+
+
+class _StaleIndex(LocateError):
+    """An index of which not one file is there, so another set may be meant. `finding` is its message's first part."""
+
+    def __init__(self, finding: str, rest: str) -> None:
+        super().__init__(f"{finding}. {rest}")
+        self.finding = finding
+
+
+def _families(folder: Folder, wanted: Wanted) -> list[Family]:
+    names = list(LOAD_FORMATS[wanted.load_format])
+    if wanted.load_format == "auto" and not folder.has("params.json"):
+        # Only params.json makes it Mistral's own folder; otherwise a pickled HF set is more likely what is meant.
+        names.append(names.pop(names.index("mistral")))
+    families = [FAMILIES[name] for name in names]
+    if wanted.load_format in ("auto", "hf") and not wanted.allow_pickle:
+        return [family for family in families if not family.pickled]
+    return families
+
+
+def _of_family(
+    folder: Folder, family: Family, read_index: IndexReader, stat: Callable[[str], File] | None
+) -> Selection | None:
+    """Return the choice among the files of one family, or None if it has none."""
+    index = _index_of(folder, family)
+    if index is not None:
+        return _by_index(folder, family, index, read_index(folder.files[index.path]), stat)
+    names = folder.weights_of(family)
+    if not names:
+        return None
+    chosen, reason = _by_names(folder, family, names)
+    return _selection(folder, family.format, [folder.files[n.path] for n in chosen], reason, f"not {family.label}")
+
+
+def _index_of(folder: Folder, family: Family) -> IndexName | None:
+    indexes = sorted(folder.indexes_of(family), key=lambda index: _rank(index.weights.stem))
+    if len(indexes) > 1 and _rank(indexes[0].weights.stem) == _rank(indexes[1].weights.stem):
+        names = " and ".join(shown(index.path) for index in indexes)
+        raise FormatError(f"{folder.where}: {names} each name a set of files: choose one with allow_patterns")
+    return indexes[0] if indexes else None
+
+
+def _rank(stem: str) -> int:
+    return CANONICAL_STEMS.index(stem) if stem in CANONICAL_STEMS else len(CANONICAL_STEMS)
+
+
+def _by_index(
+    folder: Folder,
+    family: Family,
+    index: IndexName,
+    weight_map: dict[str, str],
+    stat: Callable[[str], File] | None,
+) -> Selection:
+    shards = sorted(set(weight_map.values()), key=natural_key)
+    _refuse_disagreeing_counts(index.path, shards)
+    files, absent = _look_up(folder, [folder.inside(shard) for shard in shards], stat)
+    if absent:
+        raise _absent(folder, index.path, shards, absent, stale=not files)
+    reason = f"{index.path} names {_files(len(files))}"
+    selection = _selection(folder, family.format, files, reason, f"not named by {index.path}")
+    placed = {name: folder.inside(shard) for name, shard in weight_map.items()} if folder.path else weight_map
+    return replace(selection, index=placed, index_file=index.path)
+
+
+def _look_up(
+    folder: Folder, paths: Sequence[str], stat: Callable[[str], File] | None
+) -> tuple[list[File], dict[str, str]]:
+    """Return the files at `paths`, and for each absent one what is known about its absence."""
+    files: list[File] = []
+    absent: dict[str, str] = {}
+    for path in paths:
+        try:
+            files.append(folder.find(path, stat))
+        except LocateError as error:
+            absent[path] = str(error)
+    return files, absent
+
+
+def _absent(folder: Folder, index: str, shards: Sequence[str], absent: dict[str, str], *, stale: bool) -> LocateError:
+    names = _few([shown(path) for path in absent])
+    share = "none of them is there" if stale else f"{len(absent)} of them {_is(len(absent))} not there"
+    why = _few([text for text in absent.values() if text], 2, "; ")
+    text = f"{folder.where}: {index} names {_files(len(shards))} and {share}: {names}{f' ({why})' if why else ''}"
+    rest = f"{folder.inventory()} Fetch what is missing, or name the files to load with allow_patterns."
+    return _StaleIndex(text, rest) if stale else LocateError(f"{text}. {rest}")
+
+
+def _refuse_disagreeing_counts(index: str, shards: Iterable[str]) -> None:
+    """Raise CorruptFile if shards of one stem say that they are parts of sets of different sizes."""
+    counts: dict[tuple[str, str | None], WeightName] = {}
+    for shard in shards:
+        name = parse_weight_name(shard)
+        if name is None or name.count is None:
+            continue
+        first = counts.setdefault((posixpath.dirname(shard) + name.stem, name.variant), name)
+        if first.count != name.count:
+            raise CorruptFile(
+                f"{index}: {shown(first.path)} and {shown(name.path)} are parts of sets of {first.count} and of"
+                f" {name.count}: the index mixes two checkpoints"
+            )
+
+
+def _by_names(folder: Folder, family: Family, names: Sequence[WeightName]) -> tuple[list[WeightName], str]:
+    """Return the files that the names alone make the checkpoint, and why; there is no index."""
+    sets = _sets(folder, names)
+    if len(sets) > 1:
+        listed = " or ".join(_few([shown(n.path) for n in each], 2) for each in sets)
+        raise FormatError(
+            f"{folder.where}: no index says which of {len(sets)} sets of files is the checkpoint: {listed}. Remove"
+            " one of them, or name its files with allow_patterns."
+        )
+    chosen = sets[0]
+    if chosen[0].count is not None:
+        return chosen, f"a complete set of {_files(len(chosen))} without an index"
+    if len(chosen) == 1:
+        return chosen, f"{chosen[0].path} is the {family.label} file"
+    return chosen, f"all {_files(len(chosen))} of the kind {family.label}, without an index"
+
+
+def _sets(folder: Folder, names: Sequence[WeightName]) -> list[list[WeightName]]:
+    """Return the sets of files that could each be the checkpoint: every split, and the plain files."""
+    splits: dict[tuple[str, int], list[WeightName]] = {}
+    plain: list[WeightName] = []
+    for name in names:
+        if name.count is None:
+            plain.append(name)
+        else:
+            splits.setdefault((name.stem, name.count), []).append(name)
+    for (_, count), parts in splits.items():
+        _refuse_incomplete(folder, count, parts)
+    canonical = [name for name in sorted(plain, key=lambda n: _rank(n.stem)) if name.stem in CANONICAL_STEMS]
+    return (
+        [*splits.values(), *([p] for p in canonical[:1])] if canonical else [*splits.values(), *([plain] * bool(plain))]
+    )
+
+
+def _refuse_incomplete(folder: Folder, count: int, parts: Sequence[WeightName]) -> None:
+    """Raise if `parts` are not exactly the numbers 1 to `count`, or 0 to `count` - 1."""
+    numbers = {part.part for part in parts}
+    first = parts[0]
+    start = 0 if 0 in numbers else 1
+    expected = range(start, start + count)
+    missing = list(islice((number for number in expected if number not in numbers), 4))
+    if missing:
+        names = _few([shown(_numbered(first, number)) for number in missing], 3)
+        raise LocateError(
+            f"{folder.where}: {len(parts)} of the {count} files that {shown(first.path)} belongs to are there; absent:"
+            f" {names}. {folder.inventory()} Fetch what is missing, or name the files to load with allow_patterns."
+        )
+    if len(parts) != count:
+        raise FormatError(
+            f"{folder.where}: {len(parts)} files for {count} numbers:"
+            f" {_few([shown(p.path) for p in parts])}; remove what does not belong to the set"
+        )
+
+
+def _numbered(name: WeightName, number: int) -> str:
+    """Return the path of another part of the set that `name` belongs to."""
+    return re.sub(r"-(\d+)-of-", lambda m: f"-{number:0{len(m[1])}}-of-", name.path)
+
+
+def _by_patterns(folder: Folder, patterns: Sequence[str]) -> Selection:
+    """Return the weight files that `patterns` name, whatever index or role they have."""
+    hits = [name for name in folder.weights if matches_any(name.path, patterns)]
+    if not hits:
+        raise LocateError(
+            f"{folder.where}: no weight file matches allow_patterns {list(patterns)}. {folder.inventory()}"
+        )
+    best = next(f.format for f in FAMILIES.values() if any(format_of(n.path) == f.format for n in hits))
+    files = [folder.files[name.path] for name in hits if format_of(name.path) == best]
+    return _selection(folder, best, files, f"named by allow_patterns {list(patterns)}", "not named by allow_patterns")
+
+
+def _selection(folder: Folder, format: str, files: Iterable[File], reason: str, else_reason: str) -> Selection:
+    chosen = sorted(files, key=lambda file: natural_key(file.path))
+    _refuse_empty(chosen)
+    return Selection(format, tuple(chosen), reason, ignored=folder.left_out({f.path for f in chosen}, else_reason))
+
+
+def _refuse_empty(files: Iterable[File]) -> None:
+    empty = [shown(file.path) for file in files if not file.size]
+    if empty:
+        raise CorruptFile(f"{_few(empty)}: 0 bytes, an interrupted download or copy: fetch it again")
+
+
+def _instead_of(stale: _StaleIndex, selection: Selection) -> Selection:
+    used = selection.index_file or ", ".join(file.path for file in selection.files[:3])
+    return replace(selection, warnings=(*selection.warnings, f"{stale.finding}; {used} is used instead"))
+
+
+def _nothing(folder: Folder, wanted: Wanted) -> LocateError:
+    families = _families(folder, wanted)
+    kinds = ", ".join(family.label for family in families)
+    asked = f" of variant {wanted.variant!r}" if wanted.variant else ""
+    text = f"{folder.where}: no weights{asked} for load_format {wanted.load_format!r} ({kinds}). {folder.inventory()}"
+    return LocateError(f"{text}{folder.hint(families)}")
+
+
+def _is_plain(path: str) -> bool:
+    return posixpath.normpath(path) == path and not path.startswith("/") and ".." not in path.split("/") and path != "."
+
+
+def _few(names: Sequence[str], limit: int = 5, separator: str = ", ") -> str:
+    more = len(names) - limit
+    return separator.join(names[:limit]) + (f" and {more} more" if more > 0 else "")
+
+
+def _files(count: int) -> str:
+    return "1 file" if count == 1 else f"{count} files"
+
+
+def _is(count: int) -> str:
+    return "is" if count == 1 else "are"
