@@ -1,0 +1,201 @@
+"""From a plan to a schedule: boxes become reads and batches, by one cost rule, under a memory bound. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import NamedTuple
+
+from tensorferry.core.boxes import Box, Region, Shape
+from tensorferry.core.catalogue import Chunk, TensorEntry
+from tensorferry.core.cutting import Cut, ReadCost, cut, in_blocks
+from tensorferry.core.plan import Plan, Source, Step
+from tensorferry.core.schedule import Batch, Input, Piece, Read, Schedule, Task
+from tensorferry.core.transforms import TensorSpec
+from tensorferry.errors import PlanError
+
+__all__ = ["lower"]
+
+
+class _Range(NamedTuple):
+    """Bytes that some input of some task needs, before neighbours are joined."""
+
+    file: str
+    offset: int
+    length: int
+    needed: int
+    source: int
+    strides: Shape
+    box: Box
+
+
+class _Work(NamedTuple):
+    """A task whose ranges are known but not yet put into reads."""
+
+    step: int
+    out: Box | None
+    boxes: tuple[Box, ...]
+    ranges: tuple[_Range, ...]
+
+
+def lower(plan: Plan, *, max_gap: int, max_read: int, max_staging: int, waste: float) -> Schedule:
+    """Return the reads that `plan` needs, in the order of the files and of the bytes in them.
+
+    max_gap, max_read, max_staging: bytes; waste: most bytes read for each byte needed. Neighbouring ranges
+    become one read where the hole between them is at most `max_gap` and the read stays within `max_read` and
+    `waste`. A batch never stages more than `max_staging` unless a single task needs more and cannot be cut.
+    """
+    cost = ReadCost(max_gap, min(max_read, max_staging), waste)
+    files = _file_order(plan)
+    fills: list[Task] = []
+    works: list[_Work] = []
+    for number, step in enumerate(plan.steps):
+        if not step.sources:
+            fills.append(Task(number, None, ()))
+        else:
+            works += _works(number, step, cost)
+    works.sort(key=lambda w: (files[w.ranges[0].file], w.ranges[0].offset))
+    batches = list(_batches(works, cost))
+    if fills:
+        batches.insert(0, Batch((), tuple(fills), 0))
+    return Schedule(plan, tuple(batches), max_staging)
+
+
+def _file_order(plan: Plan) -> dict[str, int]:
+    order: dict[str, int] = {}
+    for step in plan.steps:
+        for source in step.sources:
+            for chunk in source.entry.chunks:
+                if chunk.span is None:
+                    raise PlanError(
+                        f"{source.entry.name}: its bytes are no span of a file, so they cannot be scheduled"
+                    )
+                order.setdefault(chunk.span.file, len(order))
+    return order
+
+
+def _works(number: int, step: Step, cost: ReadCost) -> Iterator[_Work]:
+    if step.via is not None:
+        yield from _computed(number, step, cost)
+        return
+    (source,) = step.sources
+    region = _blocks_of(source.entry, source.region)
+    for piece in _ranges(0, source.entry, region, cost):
+        yield _Work(number, piece.box.relative_to(region.box), (piece.box,), (piece,))
+
+
+def _computed(number: int, step: Step, cost: ReadCost) -> Iterator[_Work]:
+    assert step.via is not None
+    assert step.window is not None
+    specs = [TensorSpec(s.entry.dtype, s.entry.shape) for s in step.sources]
+    window, made = step.window, step.via.infer(specs).shape
+    whole = [s.region.box for s in step.sources]
+    total = _nbytes(specs, whole)
+    outs: list[Box] = [window.box]
+    if total > cost.max_read and window.view == made and window.shape:
+        rows = max(1, next((n for n in window.shape if n > 1), 1) * cost.max_read // total)
+        outs = list(window.box.rows(rows))
+        if _nbytes(specs, step.via.pull(outs[0], specs)) >= total:
+            outs = [window.box]
+    for out in outs:
+        boxes = whole if out == window.box else step.via.pull(out, specs)
+        work = _gather(number, step.sources, boxes, out.relative_to(window.box), cost)
+        if work.ranges:
+            yield work
+
+
+def _gather(number: int, sources: Sequence[Source], boxes: Sequence[Box], out: Box, cost: ReadCost) -> _Work:
+    ranges: list[_Range] = []
+    blocks: list[Box] = []
+    for i, (source, box) in enumerate(zip(sources, boxes, strict=True)):
+        region = _blocks_of(source.entry, Region(source.entry.shape, box))
+        blocks.append(region.box)
+        ranges += _ranges(i, source.entry, region, cost)
+    return _Work(number, out, tuple(blocks), tuple(ranges))
+
+
+def _nbytes(specs: Sequence[TensorSpec], boxes: Sequence[Box]) -> int:
+    return sum(spec.dtype.nbytes(box.shape) for spec, box in zip(specs, boxes, strict=True))
+
+
+def _blocks_of(entry: TensorEntry, region: Region) -> Region:
+    blocks = in_blocks(region, entry.dtype)
+    if blocks is None:
+        n = entry.dtype.block
+        raise PlanError(f"{entry.name}: {region.box} cuts through a block of {n} {entry.dtype} elements")
+    return blocks
+
+
+def _ranges(source: int, entry: TensorEntry, region: Region, cost: ReadCost) -> Iterator[_Range]:
+    for chunk in entry.chunks:
+        if chunk.box is None:
+            yield from _of_chunk(source, entry, chunk, region, (0,) * len(region.view), cost)
+        elif (common := chunk.box.meet(region.box)) is not None:
+            inside = Region(chunk.box.shape, common.relative_to(chunk.box))
+            yield from _of_chunk(source, entry, chunk, inside, chunk.box.start, cost)
+
+
+def _of_chunk(
+    source: int, entry: TensorEntry, chunk: Chunk, region: Region, origin: Shape, cost: ReadCost
+) -> Iterator[_Range]:
+    assert chunk.span is not None
+    file, base, _ = chunk.span
+    for box, offset, length, needed in _cuts(region, entry, chunk, cost):
+        strides = chunk.strides or _strides(region.view)
+        yield _Range(file, base + offset, length, needed, source, strides, box.shift(origin) if any(origin) else box)
+
+
+def _cuts(region: Region, entry: TensorEntry, chunk: Chunk, cost: ReadCost) -> Iterator[Cut]:
+    return cut(region, entry.dtype.block_bytes, cost, chunk.strides)
+
+
+def _strides(view: Shape) -> Shape:
+    return tuple(prod(view[d + 1 :]) for d in range(len(view)))
+
+
+def _batches(works: Sequence[_Work], cost: ReadCost) -> Iterator[Batch]:
+    """Group works that follow each other until a batch is as large as a read may be."""
+    group: list[_Work] = []
+    size = 0
+    for work in works:
+        more = sum(r.length for r in work.ranges)
+        if group and size + more > cost.max_read:
+            yield _batch(group, cost)
+            group, size = [], 0
+        group.append(work)
+        size += more
+    if group:
+        yield _batch(group, cost)
+
+
+def _batch(works: Sequence[_Work], cost: ReadCost) -> Batch:
+    ranges = sorted({(r.file, r.offset, r.length, r.needed) for w in works for r in w.ranges})
+    reads: list[Read] = []
+    where: dict[tuple[str, int, int], int] = {}
+    used = 0
+    for file, offset, length, needed in ranges:
+        if reads and reads[-1].file == file:
+            last = reads[-1]
+            end = max(last.offset + last.length, offset + length)
+            gap = offset - (last.offset + last.length)
+            if end - last.offset <= max(cost.max_read, last.length) and cost.joins(
+                gap, end - last.offset, used + needed
+            ):
+                reads[-1] = Read(file, last.offset, end - last.offset)
+                used += needed
+                where[file, offset, length] = len(reads) - 1
+                continue
+        reads.append(Read(file, offset, length))
+        used = needed
+        where[file, offset, length] = len(reads) - 1
+    tasks = tuple(_task(w, reads, where) for w in works)
+    return Batch(tuple(reads), tasks, sum(r.length for r in reads))
+
+
+def _task(work: _Work, reads: Sequence[Read], where: dict[tuple[str, int, int], int]) -> Task:
+    pieces: list[list[Piece]] = [[] for _ in work.boxes]
+    for r in work.ranges:
+        n = where[r.file, r.offset, r.length]
+        pieces[r.source].append(Piece(n, r.offset - reads[n].offset, r.strides, r.box))
+    inputs = tuple(Input(i, box, tuple(p)) for i, (box, p) in enumerate(zip(work.boxes, pieces, strict=True)))
+    return Task(work.step, work.out, inputs)

@@ -1,0 +1,190 @@
+"""The plan: the whole account of a load, as values. Making one is in `planning`; nothing here reads or writes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+from tensorferry.core.boxes import Region
+from tensorferry.core.catalogue import TensorEntry
+from tensorferry.core.dtypes import DType
+from tensorferry.core.names import fold
+from tensorferry.core.transforms import TensorSpec, Transform
+from tensorferry.errors import PlanError
+from tensorferry.problems import Problem, ProblemKind
+
+__all__ = ["Dropped", "Plan", "Source", "Step", "Strictness", "Treatment"]
+
+Treatment = Literal["error", "warn"]
+
+
+@dataclass(frozen=True, slots=True)
+class Strictness:
+    """What stops a load. Everything that does not stop it is reported.
+
+    unexpected: entries that nothing wants. missing: parameters that nothing fills; with "warn" they keep
+    what they hold, so that on a meta model the load still fails. lossy: casts that change the sort of number
+    (found while planning) and casts that overflow (found while loading).
+    may_miss: parameters that may be missing, in rule notation. Shapes, gaps and overlaps always stop it.
+    """
+
+    unexpected: Treatment = "warn"
+    missing: Treatment = "error"
+    lossy: Treatment = "error"
+    may_miss: tuple[str, ...] = ()
+
+    @classmethod
+    def strict(cls) -> Strictness:
+        """Return the setting under which every entry must be wanted, too."""
+        return cls(unexpected="error")
+
+
+class Source(NamedTuple):
+    """A part of an entry."""
+
+    entry: TensorEntry
+    region: Region
+
+
+class Step(NamedTuple):
+    """One copy: the sources, through `via` if there is one, become the part `into` of a parameter.
+
+    Without `via` there is one source with as many elements as `into`. With it, the whole inputs are the whole
+    entries, `sources` are the parts of them that are needed, and `window` is the part of the output that goes
+    into `into`. Without sources, `into` is filled with `fill`.
+    """
+
+    parameter: str
+    into: Region
+    sources: tuple[Source, ...]
+    via: Transform | None = None
+    window: Region | None = None
+    fill: float | None = None
+
+
+class Dropped(NamedTuple):
+    """An entry that is not used, and why."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that a load will do and leave undone, known before it touches anything.
+
+    steps: in storage order. parameters: dtype and shape of everything to be filled, ties left out.
+    aliases: tied name to the parameter it shares. dropped: entries not used. problems: all findings.
+    """
+
+    steps: tuple[Step, ...]
+    parameters: Mapping[str, TensorSpec]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    dropped: tuple[Dropped, ...] = ()
+    problems: tuple[Problem, ...] = ()
+
+    @cached_property
+    def bytes_needed(self) -> int:
+        """Bytes of checkpoint that the steps need, before any rounding up to whole reads."""
+        return sum(s.entry.dtype.nbytes(s.region.shape) for step in self.steps for s in step.sources)
+
+    @cached_property
+    def fatal(self) -> tuple[Problem, ...]:
+        """The problems that stop the load."""
+        return tuple(p for p in self.problems if p.fatal)
+
+    @cached_property
+    def unexpected(self) -> tuple[str, ...]:
+        """Entries that nothing wanted."""
+        return tuple(p.subject for p in self.problems if p.kind is ProblemKind.UNEXPECTED)
+
+    @cached_property
+    def missing(self) -> tuple[str, ...]:
+        """Parameters that are not filled, or not whole."""
+        return tuple(dict.fromkeys(p.subject for p in self.problems if p.kind is ProblemKind.MISSING))
+
+    @cached_property
+    def casts(self) -> Mapping[tuple[DType, DType], int]:
+        """How many steps change a type, by (from, to)."""
+        pairs: Counter[tuple[DType, DType]] = Counter()
+        for step in self.steps:
+            if step.sources:
+                source = step.sources[0].entry.dtype if step.via is None else _made(step).dtype
+                target = self.parameters[step.parameter].dtype
+                if source != target:
+                    pairs[source, target] += 1
+        return pairs
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Sixty-four hex digits that are equal for equal plans, on every machine and in every run.
+
+        Problems and reasons are words for people and take no part.
+        """
+        digest = hashlib.sha256()
+        for step in self.steps:
+            digest.update(_canonical(step).encode())
+        for name, spec in sorted(self.parameters.items()):
+            digest.update(f"{name}\0{spec.dtype}\0{spec.shape}\n".encode())
+        for pair in sorted(self.aliases.items()):
+            digest.update(f"{pair}\n".encode())
+        return digest.hexdigest()
+
+    def raise_for_problems(self) -> None:
+        """Raise PlanError with everything that stops the load; return where nothing does."""
+        if self.fatal:
+            raise PlanError(describe_problems(self.fatal), self.fatal)
+
+    def explain(self, *, lines: int = 40) -> str:
+        """Return the plan in at most about `lines` lines of text, layer numbers folded."""
+        from tensorferry.core.explain import explain
+
+        return explain(self, lines=lines)
+
+    def to_json(self) -> str:
+        """Return the plan as JSON, from which `Plan.from_json` makes an equal one."""
+        from tensorferry.core.plan_json import to_json
+
+        return to_json(self)
+
+    @staticmethod
+    def from_json(text: str) -> Plan:
+        """Return the plan that `to_json` wrote."""
+        from tensorferry.core.plan_json import from_json
+
+        return from_json(text)
+
+
+def _made(step: Step) -> TensorSpec:
+    assert step.via is not None
+    return step.via.infer([TensorSpec(s.entry.dtype, s.entry.shape) for s in step.sources])
+
+
+def _canonical(step: Step) -> str:
+    read = [(e.name, e.dtype.name, e.shape, [(c.box, c.span, c.strides) for c in e.chunks], r) for e, r in step.sources]
+    via = step.via and step.via.to_json()
+    return repr((step.parameter, step.into, read, via, step.window, step.fill)) + "\n"
+
+
+def describe_problems(problems: Sequence[Problem], *, limit: int = 30) -> str:
+    """Return the findings as a few lines, one for each sort, names folded, with what may have been meant."""
+    groups: dict[tuple[ProblemKind, str], list[Problem]] = {}
+    for p in problems:
+        groups.setdefault((p.kind, p.detail), []).append(p)
+    lines = [line for (kind, detail), members in groups.items() for line in _lines(kind, detail, members)]
+    count = f"{len(problems)} problem" + ("s" if len(problems) > 1 else "")
+    head = f"checkpoint and model do not fit: {count}; the model was not touched"
+    more = [f"  … and {len(lines) - limit} more lines"] if len(lines) > limit else []
+    return "\n".join([head, *lines[:limit], *more])
+
+
+def _lines(kind: ProblemKind, detail: str, members: Iterable[Problem]) -> Iterable[str]:
+    near = {p.subject: p.near for p in members}
+    for folded in fold(near):
+        hints = dict.fromkeys(f.text for f in fold([n for name in folded.names for n in near[name][:1]]))
+        hint = f" (did you mean {', '.join(hints)}?)" if hints else ""
+        yield f"  {kind.value}: {folded.text}" + (f": {detail}" if detail else "") + hint

@@ -1,0 +1,193 @@
+"""Rules: which entry names go to which slot of which parameter. Names only, as data; the first match wins.
+
+A rule's source is written with placeholders and matches a whole name: ``{i}`` stands for a number,
+``{x:part}`` for one dotted component, ``{x:path}`` for one or more. What a placeholder matched can be used in
+`into` and `slot`::
+
+    Place("layers.{i}.attention.wq.weight", "model.layers.{i}.self_attn.q_proj.weight")
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from tensorferry.core.transforms import Transform
+from tensorferry.errors import RuleError
+
+__all__ = ["Drop", "Ignore", "Join", "Part", "Place", "Rule", "Split", "compiled", "filled"]
+
+_PLACEHOLDER = re.compile(r"\{([a-z_][a-z0-9_]*)(?::(part|path))?\}")
+_MATCHES = {None: r"\d+", "part": r"[^.]+", "path": r".+"}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The entry `source` feeds `slot` of the parameter `into`, through the transform `via` if there is one."""
+
+    source: str
+    into: str
+    slot: str = ""
+    via: Transform | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One destination of a Split; `via` is usually a Take."""
+
+    into: str
+    slot: str = ""
+    via: Transform | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """One entry feeds several slots: fused on disk, or needed twice."""
+
+    source: str
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Several entries make one slot through `via`.
+
+    The inputs of `via` are, for each source in turn, the entries that it matches, ordered by the placeholders
+    that `into` and `slot` do not use; those must be numbers that count from 0 without a hole.
+    """
+
+    sources: tuple[str, ...]
+    into: str
+    via: Transform
+    slot: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Entries that are not wanted, and why. Applies even to the name of a parameter."""
+
+    source: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ignore:
+    """Entries that are harmless where no parameter has their name: buffers that models compute themselves."""
+
+    source: str
+    why: str
+
+
+Rule = Place | Split | Join | Drop | Ignore
+
+
+@lru_cache(maxsize=4096)
+def compiled(source: str) -> re.Pattern[str]:
+    """Return the regular expression of a rule's source; raises RuleError where it is malformed."""
+    parts, at, names = [], 0, set()
+    for hole in _PLACEHOLDER.finditer(source):
+        name, kind = hole.groups()
+        if name in names:
+            raise RuleError(f"rule {source!r} uses the placeholder {name!r} twice")
+        names.add(name)
+        parts += [re.escape(source[at : hole.start()]), f"(?P<{name}>{_MATCHES[kind]})"]
+        at = hole.end()
+    rest = source[at:]
+    if set("{}") & set(_PLACEHOLDER.sub("", source)):
+        raise RuleError(f"rule {source!r} has a brace that is no placeholder like {{i}}, {{x:part}} or {{x:path}}")
+    return re.compile("".join([*parts, re.escape(rest)]), re.DOTALL)
+
+
+def placeholders(text: str) -> tuple[str, ...]:
+    """Return the names of the placeholders in `text`, in order."""
+    return tuple(m[1] for m in _PLACEHOLDER.finditer(text))
+
+
+def looks_at_numbers(source: str) -> bool:
+    """Whether a match can depend on the value of a component that is a number, not just on there being one."""
+    for component in _PLACEHOLDER.sub("{}", source).split("."):
+        literal = component.replace("{}", "")
+        if literal.isdecimal() or (component.count("{}") > 1 and not literal):
+            return "{" in source
+    return False
+
+
+def discards(rule: Rule) -> bool:
+    """Whether a rule only says that entries are not wanted."""
+    return isinstance(rule, Drop | Ignore)
+
+
+def filled(text: str, values: Mapping[str, str]) -> str:
+    """Return `text` with its placeholders replaced; raises RuleError for one that the source does not have."""
+
+    def value(hole: re.Match[str]) -> str:
+        try:
+            return values[hole[1]]
+        except KeyError:
+            raise RuleError(f"{text!r} uses the placeholder {hole[1]!r} that its source does not have") from None
+
+    return _PLACEHOLDER.sub(value, text)
+
+
+def destinations(rule: Rule) -> Sequence[Part]:
+    """Return where a rule sends what it matches; nothing for Drop and Ignore."""
+    match rule:
+        case Place(_, into, slot, via):
+            return (Part(into, slot, via),)
+        case Split(_, parts):
+            return parts
+        case Join(_, into, via, slot):
+            return (Part(into, slot, via),)
+        case _:
+            return ()
+
+
+def sources(rule: Rule) -> Sequence[str]:
+    """Return the patterns of a rule."""
+    return rule.sources if isinstance(rule, Join) else (rule.source,)
+
+
+def under(rule: Rule, prefix: str) -> Rule:
+    """Return the rule for the same names below `prefix`, on both sides."""
+    match rule:
+        case Place(source, into):
+            return replace(rule, source=prefix + source, into=prefix + into)
+        case Split(source, parts):
+            return Split(prefix + source, tuple(replace(p, into=prefix + p.into) for p in parts))
+        case Join(several, into):
+            return replace(rule, sources=tuple(prefix + s for s in several), into=prefix + into)
+        case Drop(source) | Ignore(source):
+            return replace(rule, source=prefix + source)
+
+
+def inverse(rule: Rule) -> Rule:
+    """Return the rule that leads back; raises RuleError where there is none."""
+    if not isinstance(rule, Place) or rule.slot:
+        raise RuleError(f"{type(rule).__name__} of {sources(rule)[0]!r} has no inverse: only whole placements do")
+    back = None
+    if rule.via is not None:
+        undo = getattr(rule.via, "inverse", None)
+        if undo is None:
+            raise RuleError(f"the transform {rule.via.op!r} of {rule.source!r} has no inverse")
+        back = undo()
+    kinds = {m[1]: m[0] for m in _PLACEHOLDER.finditer(rule.source)}
+    if set(kinds) != set(placeholders(rule.into)):
+        raise RuleError(f"{rule.into!r} does not keep every placeholder of {rule.source!r}, so it cannot be undone")
+    return Place(
+        _PLACEHOLDER.sub(lambda m: kinds[m[1]], rule.into),
+        _PLACEHOLDER.sub(lambda m: f"{{{m[1]}}}", rule.source),
+        via=back,
+    )
+
+
+def check(rules: Iterable[Rule]) -> None:
+    """Raise RuleError for a rule that could never work: braces, unknown placeholders."""
+    for rule in rules:
+        for source in sources(rule):
+            known = dict.fromkeys(placeholders(source), "0")
+            compiled(source)
+            for part in destinations(rule):
+                filled(part.into, known)
+                filled(part.slot, known)

@@ -1,0 +1,154 @@
+"""Applying rules to names, quickly: tens of thousands of names share a few dozen shapes, decided once each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from tensorferry.core import rules as r
+from tensorferry.core.names import fold
+from tensorferry.core.rules import Drop, Ignore, Join, Part, Rule
+from tensorferry.core.transforms import Transform
+
+__all__ = ["COMMON_LEFTOVERS", "Destination", "Route", "RuleSet"]
+
+_INNER_NUMBER = re.compile(r"\.\d+(?=\.)")
+
+
+class Destination(NamedTuple):
+    """Where a name goes. For joins, `order` is the position of its source, then its free numbers, and `sources`
+    is how many sources there are.
+    """
+
+    into: str
+    slot: str
+    via: Transform | None
+    order: tuple[int, ...] | None = None
+    sources: int = 1
+
+
+class Route(NamedTuple):
+    """What the rules say of a name: destinations, or why it is dropped, or why it may be ignored."""
+
+    to: tuple[Destination, ...] = ()
+    dropped: str | None = None
+    ignorable: str | None = None
+
+
+class RuleSet:
+    """Rules in order; the first whose source matches a name decides. Immutable."""
+
+    __slots__ = ("_exact", "_memo", "_patterns", "_shapes_decide", "rules")
+
+    def __init__(self, *rules: Rule) -> None:
+        r.check(rules)
+        self.rules = rules
+        self._exact: dict[str, tuple[int, int]] = {}
+        self._patterns: list[tuple[int, int, re.Pattern[str]]] = []
+        for n, rule in enumerate(rules):
+            for k, source in enumerate(r.sources(rule)):
+                if r.placeholders(source):
+                    self._patterns.append((n, k, r.compiled(source)))
+                else:
+                    self._exact.setdefault(source, (n, k))
+        self._shapes_decide = not any(r.looks_at_numbers(s) for rule in rules for s in r.sources(rule))
+        self._memo: dict[str, tuple[int, int] | None] = {}
+
+    def __or__(self, other: RuleSet) -> RuleSet:
+        return RuleSet(*self.rules, *other.rules)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RuleSet) and self.rules == other.rules
+
+    def __hash__(self) -> int:
+        return hash(self.rules)
+
+    def __repr__(self) -> str:
+        return f"RuleSet({', '.join(map(repr, self.rules))})"
+
+    def under(self, prefix: str) -> RuleSet:
+        """Return the same rules for names below `prefix` (with its dot), on both sides."""
+        return RuleSet(*(r.under(rule, prefix) for rule in self.rules))
+
+    def inverse(self) -> RuleSet:
+        """Return the rules that lead back from parameters to entries; raises RuleError if one cannot be undone."""
+        return RuleSet(*(r.inverse(rule) for rule in self.rules if not r.discards(rule)))
+
+    def route(self, name: str) -> Route | None:
+        """Return what the first matching rule says of `name`, or None where no rule matches."""
+        found = self._find(name)
+        if found is None:
+            return None
+        rule = self.rules[found[0]]
+        if isinstance(rule, Drop):
+            return Route(dropped=rule.why)
+        if isinstance(rule, Ignore):
+            return Route(ignorable=rule.why)
+        matched = r.compiled(r.sources(rule)[found[1]]).fullmatch(name)
+        values = matched.groupdict() if matched else {}
+        return Route(tuple(_destination(rule, found[1], part, values) for part in r.destinations(rule)))
+
+    def explain(self, names: Iterable[str]) -> list[str]:
+        """Return one line for each kind of name: what becomes of it, layer numbers folded.
+
+        >>> RuleSet(r.Place("h.{i}.w", "layers.{i}.weight")).explain(["h.0.w", "h.1.w", "x"])
+        ['h.{0,1}.w -> layers.*.weight', 'x -> x (no rule)']
+        """
+        groups: dict[str, list[str]] = {}
+        for name in names:
+            groups.setdefault(_said(self.route(name)), []).append(name)
+        return [
+            f"{folded.text} -> {said or f'{folded.text} (no rule)'}"
+            for said, members in groups.items()
+            for folded in fold(members)
+        ]
+
+    def _find(self, name: str) -> tuple[int, int] | None:
+        exact = self._exact.get(name) if self._exact else None
+        found = self._find_pattern(name) if self._patterns else None
+        if exact is None or found is None:
+            return exact or found
+        return min(exact, found)
+
+    def _find_pattern(self, name: str) -> tuple[int, int] | None:
+        shape = _INNER_NUMBER.sub(".0", name) if self._shapes_decide else name
+        try:
+            return self._memo[shape]
+        except KeyError:
+            found = next(((n, k) for n, k, pattern in self._patterns if pattern.fullmatch(shape)), None)
+            if self._shapes_decide:
+                self._memo[shape] = found
+            return found
+
+
+def _destination(rule: Rule, source: int, part: Part, values: Mapping[str, str]) -> Destination:
+    into, slot = r.filled(part.into, values), r.filled(part.slot, values)
+    if not isinstance(rule, Join):
+        return Destination(into, slot, part.via)
+    used = {*r.placeholders(part.into), *r.placeholders(part.slot)}
+    free = (int(v) for k, v in values.items() if k not in used and v.isdecimal())
+    return Destination(into, slot, part.via, (source, *free), len(rule.sources))
+
+
+def _said(route: Route | None) -> str:
+    if route is None:
+        return ""
+    if route.dropped or route.ignorable:
+        return f"dropped: {route.dropped or route.ignorable}"
+    return ", ".join(
+        _INNER_NUMBER.sub(".*", d.into) + (f"[{d.slot}]" if d.slot else "") + (f" via {d.via.op}" if d.via else "")
+        for d in route.to
+    )
+
+
+COMMON_LEFTOVERS = RuleSet(
+    *(
+        Ignore(f"{{x:path}}.{name}", "the model computes it")
+        for name in ("rotary_emb.inv_freq", "rotary_pos_emb.inv_freq", "rope.freqs", "position_ids", "masked_bias")
+    ),
+    Ignore("rope.freqs", "the model computes it"),
+    Ignore("position_ids", "the model computes it"),
+    Ignore("{x:path}.num_batches_tracked", "a training statistic"),
+)
+"""Tensors that old checkpoints carry and models compute; never copied over what a model has."""
