@@ -14,12 +14,14 @@ class File:
     """A file of a storage. `path` is relative to the storage, with forward slashes.
 
     identity: equal exactly while the contents are the same file: (device, inode, size, mtime_ns)
-    locally, an ETag remotely.
+    locally, an ETag remotely. broken: where it points, if it is a link that leads nowhere; its size is 0 then,
+    `stat` and reading raise LocateError.
     """
 
     path: str
     size: int
     identity: tuple[int, ...] | str
+    broken: str | None = None
 
 
 class Storage(Protocol):

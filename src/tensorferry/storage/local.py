@@ -1,0 +1,274 @@
+"""Files of a folder on this machine, read at offsets. What is in them is the business of `formats`."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from threading import Lock
+from types import TracebackType
+from typing import Self
+
+from tensorferry.errors import ReadError
+from tensorferry.storage.base import File
+from tensorferry.storage.folder import Folder, Identity, identity_of, located, refuse_irregular
+
+__all__ = ["Counters", "LocalStorage"]
+
+_IOV_MAX = 1024  # buffers that one preadv takes on Linux
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What was read by requests that were filled. `reads` counts requests, not the system calls they took."""
+
+    bytes_read: int = 0
+    reads: int = 0
+
+
+class _Handle:
+    """An open file and how many reads use it right now."""
+
+    __slots__ = ("fd", "path", "users")
+
+    def __init__(self, path: str, fd: int) -> None:
+        self.path, self.fd, self.users = path, fd, 0
+
+
+class LocalStorage:
+    """The folder `root`, and its sub-folders, as a `Storage` that also `SupportsMap`.
+
+    Nothing outside the folder is opened, whatever a path or a link says; see `Folder` for the links of a hub cache.
+    The folder itself may be a link. All methods may be called from several threads.
+
+    A file is opened when it is first read and stays open, up to `max_open` files at once; the one that was not
+    used for longest gives way, and must be the same file when it is opened again. Use the storage as a context
+    manager, or call `close`.
+
+    Raises LocateError if `root` is not there or not a folder, AccessDenied if it may not be looked into.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], *, max_open: int = 128) -> None:
+        self._folder = Folder(root)
+        self._max_open = max_open
+        self._lock = Lock()
+        self._handles: OrderedDict[str, _Handle] = OrderedDict()
+        self._opened: dict[str, Identity] = {}
+        self._maps: dict[str, tuple[memoryview, mmap.mmap | None]] = {}
+        self._counters = Counters()
+        self._closed = False
+
+    @property
+    def uri(self) -> str:
+        """The folder, as it was given."""
+        return self._folder.given
+
+    @property
+    def counters(self) -> Counters:
+        """What was read through `read_into` and `read_vector` so far; pages of mappings are not seen."""
+        return self._counters
+
+    def list(self) -> Sequence[File]:
+        """Return the files directly in the folder, sorted by path; neither sub-folders nor dot files.
+
+        A link that leads nowhere is listed with `File.broken` and size 0, so that whoever selects it can say so; a
+        pipe, socket or device is listed with size 0. `stat` and reading refuse all of them by name.
+        """
+        return self._folder.files()
+
+    def stat(self, path: str) -> File:
+        """Return the regular file at `path` as it is now; nothing is opened.
+
+        Raises LocateError (absent, a folder, or a broken link, with its target), AccessDenied, or UnsafeFile
+        (leads out of the folder, or is a pipe, a socket or a device).
+        """
+        _, info = self._folder.resolve(path)
+        return File(path, info.st_size, identity_of(info))
+
+    def read_into(self, path: str, offset: int, out: memoryview) -> None:
+        """Fill `out`, which is writable and contiguous, from byte `offset` of `path`, or raise ReadError.
+
+        `out` is not kept.
+        """
+        self.read_vector(path, offset, (out,))
+
+    def read_vector(self, path: str, offset: int, outs: Sequence[memoryview]) -> None:
+        """Fill `outs` one after the other from one contiguous range of `path`: `read_into`, scattered."""
+        views = [view if view.format == "B" and view.ndim == 1 else view.cast("B") for view in outs if view.nbytes]
+        wanted = sum(map(len, views))
+        if not 0 <= offset <= sys.maxsize - wanted:
+            raise ReadError(f"{self._folder.label(path)}: {wanted} bytes at offset {offset} are no part of any file")
+        with self._lend(path) as handle:
+            got = _fill(handle.fd, self._folder.label(path), offset, views)
+        if got < wanted:
+            raise ReadError(
+                f"{self._folder.label(path)}: ends inside a read: wanted {wanted} bytes at offset {offset}, got {got}; "
+                "it is shorter than its header says, or was cut while it was read"
+            )
+        with self._lock:
+            so_far = self._counters
+            self._counters = Counters(so_far.bytes_read + got, so_far.reads + bool(wanted))
+
+    def map(self, path: str) -> memoryview:
+        """Return all of `path` as a read-only view of a private mapping, which holds one more descriptor.
+
+        Asking again returns the same view. It is valid until `close`; arrays made from it keep the pages alive.
+        """
+        with self._lend(path) as handle, self._lock:
+            if path not in self._maps:
+                try:
+                    self._maps[path] = _mapped(handle.fd)
+                except OSError as error:
+                    raise ReadError(f"{self._folder.label(path)}: cannot be mapped: {error.strerror}") from None
+            return self._maps[path][0]
+
+    def check_unchanged(self) -> None:
+        """Raise ReadError if a file that was opened is another one now, or was written to.
+
+        Device, inode, size and modification time are compared, both of what is open and of what the path leads to.
+        """
+        with self._lock:
+            opened = dict(self._opened)
+        for path, before in opened.items():
+            for now in self._identities(path):
+                self._refuse_change(path, before, now)
+
+    def close(self) -> None:
+        """Close all files and mappings; idempotent. A read that is under way in another thread ends first."""
+        with self._lock:
+            self._closed = True
+            idle = [handle.fd for handle in self._handles.values() if not handle.users]
+            self._handles.clear()
+            maps, self._maps = self._maps, {}
+        for fd in idle:
+            os.close(fd)
+        for view, mapping in maps.values():
+            _unmap(view, mapping)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"LocalStorage({self.uri!r})"
+
+    @contextmanager
+    def _lend(self, path: str) -> Iterator[_Handle]:
+        """Lend the open file of `path`; it is not closed before it is back."""
+        handle = self._acquire(path)
+        try:
+            yield handle
+        finally:
+            self._release(handle)
+
+    def _acquire(self, path: str) -> _Handle:
+        with self._lock:
+            if self._closed:
+                raise ReadError(f"{self._folder.label(path)}: its storage was closed")
+            handle = self._handles.get(path)
+            if handle is None:
+                handle = self._handles[path] = _Handle(path, self._open(path))
+            handle.users += 1
+            self._handles.move_to_end(path)
+            if len(self._handles) > self._max_open:
+                self._evict()
+        return handle
+
+    def _release(self, handle: _Handle) -> None:
+        with self._lock:
+            handle.users -= 1
+            unwanted = not handle.users and self._handles.get(handle.path) is not handle
+        if unwanted:
+            os.close(handle.fd)
+
+    def _evict(self) -> None:
+        idle = [path for path, handle in self._handles.items() if not handle.users]
+        for path in idle[: len(self._handles) - self._max_open]:
+            os.close(self._handles.pop(path).fd)
+
+    def _open(self, path: str) -> int:
+        real, _ = self._folder.resolve(path)
+        try:
+            # The real path has no links, so a link there now was just put in; a pipe just put in would wait forever.
+            fd = os.open(real, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+        except OSError as error:
+            raise located(error, self._folder.label(path)) from None
+        try:
+            info = os.fstat(fd)
+            refuse_irregular(info, self._folder.label(path))
+            self._refuse_change(path, self._opened.setdefault(path, identity_of(info)), identity_of(info))
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def _identities(self, path: str) -> Iterator[Identity | None]:
+        """Yield what `path` is now: the file that is open, if one is, then the file that the path leads to."""
+        with self._lock:
+            handle = self._handles.get(path)
+            info = None if handle is None else os.fstat(handle.fd)
+        if info is not None:
+            yield identity_of(info)
+        yield self._folder.now(path)
+
+    def _refuse_change(self, path: str, before: Identity, now: Identity | None) -> None:
+        if now != before:
+            raise ReadError(
+                f"{self._folder.label(path)}: changed while it was in use: {_difference(before, now)}; "
+                "what was read from it cannot be trusted: load again"
+            )
+
+
+def _difference(before: Identity, now: Identity | None) -> str:
+    if now is None:
+        return "it is no longer there"
+    changes = []
+    if before[:2] != now[:2]:
+        changes.append("another file took its place")
+    if before[2] != now[2]:
+        changes.append(f"its size went from {before[2]} to {now[2]} bytes")
+    return ", ".join(changes) or "it was written to (its modification time moved)"
+
+
+def _fill(fd: int, label: str, offset: int, views: list[memoryview]) -> int:
+    """Fill `views` as far as the file goes; return how many bytes that was."""
+    done, first = 0, 0
+    try:
+        while first < len(views) and (got := os.preadv(fd, views[first : first + _IOV_MAX], offset + done)):
+            done += got
+            first = _advance(views, first, got)
+    except OSError as error:
+        raise ReadError(f"{label}: {error.strerror}, while reading at offset {offset + done}") from None
+    return done
+
+
+def _advance(views: list[memoryview], first: int, got: int) -> int:
+    """Take `got` bytes off the front of `views` from `first` on; return the first that is not full."""
+    while got:
+        if got < len(views[first]):
+            views[first] = views[first][got:]
+            return first
+        got -= len(views[first])
+        first += 1
+    return first
+
+
+def _mapped(fd: int) -> tuple[memoryview, mmap.mmap | None]:
+    if not os.fstat(fd).st_size:
+        return memoryview(b""), None  # an empty file cannot be mapped
+    mapping = mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
+    return memoryview(mapping), mapping
+
+
+def _unmap(view: memoryview, mapping: mmap.mmap | None) -> None:
+    # Arrays made from the view may live on; then the pages go with the last of them.
+    with suppress(BufferError):
+        view.release()
+        if mapping is not None:
+            mapping.close()
