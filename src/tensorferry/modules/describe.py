@@ -1,0 +1,91 @@
+"""What a module needs: its parameters and persistent buffers as a Target, with the slots that layers declare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+
+from tensorferry.core.target import Slot, Target, TargetTensor
+from tensorferry.numerics.torch_dtypes import dtype_of, logical_shape
+
+__all__ = ["DeclaresSlots", "Place", "describe", "places"]
+
+
+@runtime_checkable
+class DeclaresSlots(Protocol):
+    """A layer that says how its parameters are laid out: which part each logical tensor feeds."""
+
+    def tensor_slots(self) -> Mapping[str, Mapping[str, Slot]]:
+        """Return slots by the local name of the parameter, then by the name of the slot.
+
+        Parameters that are not named are plain: one entry of the same name and shape fills them.
+        """
+        ...
+
+
+class Place(NamedTuple):
+    """Where a tensor hangs: the attribute `leaf` of `module`, called `name` from the root."""
+
+    name: str
+    module: nn.Module
+    leaf: str
+    tensor: torch.Tensor
+    persistent: bool
+    is_parameter: bool
+
+
+def places(model: nn.Module) -> Iterator[Place]:
+    """Yield every place where a tensor hangs, in module order; a tied tensor comes once for each of its names."""
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        dot = prefix + "." if prefix else ""
+        for leaf, parameter in module._parameters.items():
+            if parameter is not None:
+                yield Place(dot + leaf, module, leaf, parameter, True, True)
+        for leaf, buffer in module._buffers.items():
+            if buffer is not None:
+                kept = leaf not in module._non_persistent_buffers_set
+                yield Place(dot + leaf, module, leaf, buffer, kept, False)
+
+
+def describe(model: nn.Module) -> Target:
+    """Return everything of `model` that a checkpoint has to fill, by name, in module order.
+
+    Tensors that hang in several places are tied: the first name owns the tensor, the others are its aliases.
+    Non-persistent buffers are left out; models compute those. Nothing is allocated, so `model` may be on meta.
+    """
+    target: dict[str, TargetTensor] = {}
+    owners: dict[object, str] = {}
+    for place in places(model):
+        if not place.persistent:
+            continue
+        tensor = place.tensor
+        dtype = dtype_of(tensor.dtype)
+        shape = logical_shape(dtype, tuple(tensor.shape))
+        owner = owners.setdefault(_identity(tensor), place.name)
+        if owner != place.name:
+            target[place.name] = TargetTensor(place.name, dtype, shape, alias_of=owner)
+        else:
+            target[place.name] = TargetTensor(place.name, dtype, shape, _slots(place, shape))
+    return target
+
+
+def _slots(place: Place, shape: tuple[int, ...]) -> Mapping[str, Slot]:
+    if isinstance(place.module, DeclaresSlots):
+        declared = place.module.tensor_slots().get(place.leaf)
+        if declared is not None:
+            return declared
+    return {"": Slot.whole(shape, also=_scalars(shape))}
+
+
+def _scalars(shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    return {(): ((1,),), (1,): ((),)}.get(shape, ())
+
+
+def _identity(tensor: torch.Tensor) -> object:
+    """Tensors with equal identities share their values: one object, or one piece of memory."""
+    if tensor.device.type == "meta" or tensor.numel() == 0:
+        return id(tensor)
+    return tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype

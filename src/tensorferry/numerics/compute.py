@@ -1,0 +1,58 @@
+"""How transforms compute: from the parts of the inputs that `Transform.pull` asked for to a part of the output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from tensorferry.core.boxes import Box
+from tensorferry.core.transforms import Add, Chain, Concat, Custom, Stack, Take, TensorSpec, Transform, Transpose
+from tensorferry.errors import PlanError
+from tensorferry.numerics.memory import view_region
+
+__all__ = ["compute"]
+
+
+def compute(transform: Transform, parts: Sequence[torch.Tensor], specs: Sequence[TensorSpec], out: Box) -> torch.Tensor:
+    """Return the part `out` of the output of `transform`.
+
+    parts: for each input, the part that ``transform.pull(out, specs)`` names. specs: of the whole inputs.
+    The result may alias an input. Arithmetic on floats of fewer than 32 bits is done in float32 and left there,
+    so that the copy into the parameter rounds once.
+    """
+    match transform:
+        case Take(region, shape):
+            return view_region(parts[0], region).reshape(shape)[out.slices]
+        case Transpose(dims):
+            return parts[0].permute(dims)
+        case Add(value):
+            wide = torch.float32 if parts[0].element_size() < 4 else parts[0].dtype
+            return parts[0].to(wide) + value
+        case Stack(dim):
+            return torch.stack([p for p in parts if p.numel()], dim) if any(p.numel() for p in parts) else parts[0]
+        case Concat(dim):
+            return torch.cat(list(parts), dim)
+        case Chain(steps):
+            return _chain(steps, parts, specs, out)
+        case Custom(name, _, function):
+            if function is None:
+                raise PlanError(f"the function {name!r} of this plan is not part of its JSON: make the plan again")
+            whole: torch.Tensor = function(parts)
+            return whole[out.slices]
+        case _:
+            raise PlanError(f"nothing here computes the transform {transform.op!r}")
+
+
+def _chain(
+    steps: Sequence[Transform], parts: Sequence[torch.Tensor], specs: Sequence[TensorSpec], out: Box
+) -> torch.Tensor:
+    seen = [specs]
+    for step in steps[:-1]:
+        seen.append([step.infer(seen[-1])])
+    outs = [out]
+    for step, inputs in zip(reversed(steps[1:]), reversed(seen[1:]), strict=True):
+        outs.append(step.pull(outs[-1], inputs)[0])
+    for step, inputs, part in zip(steps, seen, reversed(outs), strict=True):
+        parts = [compute(step, parts, inputs, part)]
+    return parts[0]
