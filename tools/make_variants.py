@@ -17,8 +17,6 @@ from typing import Any
 
 from fetch_weights import default_cache, is_complete, is_offline, locked, read_manifest
 
-os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHARD = "60MB"
 LAYOUTS = ("f32", "f16", "bf16", "bf16-sharded", "bf16-bin", "bf16-bin-legacy", "bf16-bin-sharded")
@@ -60,6 +58,8 @@ def is_written(cache: Path) -> bool:
 
 def write_layouts(source: Path, out: Path) -> None:
     """Write every layout under `out`, each complete or not at all."""
+    # huggingface_hub reads these when it is imported.
+    os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
