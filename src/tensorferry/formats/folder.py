@@ -29,7 +29,8 @@ class Folder:
     """The files directly in `path` ("" for the top) of a listing, without dot files.
 
     where: the place, in words. weights, indexes, others: its files by name. excluded: weight files that a pattern of
-    the caller leaves out. variant: the one asked for. files: all of the listing by path, nested ones too.
+    the caller leaves out. variant: the one asked for. files: all of the listing by path, nested ones too. stat and
+    nested: as in `selection.choose`.
     """
 
     path: str
@@ -40,6 +41,7 @@ class Folder:
     indexes: tuple[IndexName, ...]
     others: tuple[str, ...]
     excluded: frozenset[str]
+    stat: Callable[[str], File] | None = field(repr=False)
     nested: Callable[[], Iterable[str]] = field(repr=False)
 
     @classmethod
@@ -51,6 +53,7 @@ class Folder:
         ignore_patterns: Sequence[str],
         *,
         where: str,
+        stat: Callable[[str], File] | None,
         nested: Callable[[], Iterable[str]],
     ) -> Folder:
         """Sort the files of a listing that lie directly in `path`, leaving out what `ignore_patterns` match."""
@@ -68,6 +71,7 @@ class Folder:
             tuple(indexes.values()),
             tuple(p for p in direct if p not in weights and p not in indexes),
             excluded,
+            stat,
             nested,
         )
 
@@ -79,15 +83,24 @@ class Folder:
         """Return the path in the listing of `name`, which is relative to the folder."""
         return posixpath.join(self.path, name)
 
-    def find(self, path: str, stat: Callable[[str], File] | None) -> File:
-        """Return the file at `path`, or raise LocateError with what is known beyond its absence, or with nothing."""
+    def find(self, path: str) -> File:
+        """Return the file at `path`, which has bytes unless it is really empty.
+
+        Raises LocateError with what is known beyond its absence (a broken link, a pattern that leaves it out), or
+        with no words; and what `stat` raises for a path that must not be opened.
+        """
         if path in self.excluded:
             raise LocateError("left out by ignore_patterns")
-        if path in self.files:
-            return self.files[path]
-        if stat is None:
+        file = self.files.get(path)
+        if file is not None and file.size:
+            return file
+        if file is not None and file.broken is not None:
+            raise LocateError(f"broken link {shown(path)} -> {shown(file.broken)}: what it points to is not there")
+        if self.stat is not None:
+            return self.stat(path)
+        if file is None:
             raise LocateError("")
-        return stat(path)
+        return file
 
     def weights_of(self, family: Family) -> list[WeightName]:
         """Return the files of `family` and of the variant asked for that may be base weights."""

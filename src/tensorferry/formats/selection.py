@@ -20,13 +20,14 @@ from tensorferry.formats.file_names import (
     format_of,
     matches_any,
     natural_key,
+    parse_index_name,
     parse_weight_name,
 )
 from tensorferry.formats.folder import Folder
 from tensorferry.formats.index import read_index
 from tensorferry.storage.base import File, Storage
 
-__all__ = ["Wanted", "choose", "choose_one", "select"]
+__all__ = ["Wanted", "choose", "select", "select_file"]
 
 IndexReader = Callable[[File], dict[str, str]]
 """Reads an index of the listing: tensor name to shard, relative to the index's folder."""
@@ -67,27 +68,13 @@ class Wanted:
                 object.__setattr__(self, option, tuple(patterns))
 
 
-def select(
-    storage: Storage,
-    *,
-    load_format: str = "auto",
-    variant: str | None = None,
-    allow_patterns: Sequence[str] | None = None,
-    ignore_patterns: Sequence[str] = (),
-    allow_pickle: bool = True,
-    nested: Callable[[], Iterable[str]] = tuple,
-) -> Selection:
+def select(storage: Storage, wanted: Wanted = Wanted(), *, nested: Callable[[], Iterable[str]] = tuple) -> Selection:
     """Return which files directly in `storage` are the checkpoint; see `choose`.
 
     nested: called when nothing is found, for paths in sub-folders that the message should mention.
     """
-    wanted = Wanted(
-        load_format,
-        variant=variant,
-        allow_patterns=allow_patterns,
-        ignore_patterns=ignore_patterns,
-        allow_pickle=allow_pickle,
-    )
+    if wanted.subfolder:
+        raise ConfigError(f"subfolder {wanted.subfolder!r}: a storage lists one folder; open it at the sub-folder")
     return choose(
         storage.list(),
         lambda file: read_index(storage, file),
@@ -96,6 +83,22 @@ def select(
         where=storage.uri,
         nested=nested,
     )
+
+
+def select_file(storage: Storage, path: str) -> Selection:
+    """Return the weight file at `path` as the checkpoint, or the set of files where `path` is a shard index.
+
+    format is "" where the name of a weight file does not tell. Raises LocateError, CorruptFile and UnsafeFile.
+    """
+    index = parse_index_name(path)
+    file = storage.stat(path)
+    if index is None:
+        _refuse_empty(file)
+        return Selection(format_of(path) or "", (file,), f"{shown(path)} was named")
+    files = [f for f in storage.list() if f.path != path]
+    folder = Folder.of(files, "", index.weights.variant, (), where=storage.uri, stat=storage.stat, nested=tuple)
+    family = next(family for family in FAMILIES.values() if family.takes(index.weights))
+    return _by_index(folder, family, index, read_index(storage, file))
 
 
 def choose(
@@ -118,28 +121,21 @@ def choose(
     Raises LocateError where nothing fits, with what lies there instead, or where shards are absent, by name;
     FormatError where it is ambiguous; CorruptFile for an empty weight file or a malformed index.
     """
-    folder = Folder.of(files, wanted.subfolder, wanted.variant, wanted.ignore_patterns, where=where, nested=nested)
+    folder = Folder.of(
+        files, wanted.subfolder, wanted.variant, wanted.ignore_patterns, where=where, stat=stat, nested=nested
+    )
     if wanted.allow_patterns is not None:
         return _by_patterns(folder, wanted.allow_patterns)
     stale: _StaleIndex | None = None
     for family in _families(folder, wanted):
         try:
-            selection = _of_family(folder, family, read_index, stat)
+            selection = _of_family(folder, family, read_index)
         except _StaleIndex as error:
             stale = stale or error
             continue
         if selection is not None:
             return selection if stale is None else _instead_of(stale, selection)
     raise stale or _nothing(folder, wanted)
-
-
-def choose_one(file: File) -> Selection:
-    """Return `file` alone as the checkpoint, its format told by how its name ends.
-
-    format is "" where the name does not tell. Raises CorruptFile if the file is empty.
-    """
-    _refuse_empty([file])
-    return Selection(format_of(file.path) or "", (file,), f"{file.path} was named")
 
 
 class _StaleIndex(LocateError):
@@ -161,13 +157,11 @@ def _families(folder: Folder, wanted: Wanted) -> list[Family]:
     return families
 
 
-def _of_family(
-    folder: Folder, family: Family, read_index: IndexReader, stat: Callable[[str], File] | None
-) -> Selection | None:
+def _of_family(folder: Folder, family: Family, read_index: IndexReader) -> Selection | None:
     """Return the choice among the files of one family, or None if it has none."""
     index = _index_of(folder, family)
     if index is not None:
-        return _by_index(folder, family, index, read_index(folder.files[index.path]), stat)
+        return _by_index(folder, family, index, read_index(folder.find(index.path)))
     names = folder.weights_of(family)
     if not names:
         return None
@@ -187,16 +181,10 @@ def _rank(stem: str) -> int:
     return CANONICAL_STEMS.index(stem) if stem in CANONICAL_STEMS else len(CANONICAL_STEMS)
 
 
-def _by_index(
-    folder: Folder,
-    family: Family,
-    index: IndexName,
-    weight_map: dict[str, str],
-    stat: Callable[[str], File] | None,
-) -> Selection:
+def _by_index(folder: Folder, family: Family, index: IndexName, weight_map: dict[str, str]) -> Selection:
     shards = sorted(set(weight_map.values()), key=natural_key)
     _refuse_disagreeing_counts(index.path, shards)
-    files, absent = _look_up(folder, [folder.inside(shard) for shard in shards], stat)
+    files, absent = _look_up(folder, [folder.inside(shard) for shard in shards])
     if absent:
         raise _absent(folder, index.path, shards, absent, stale=not files)
     reason = f"{index.path} names {_files(len(files))}"
@@ -205,15 +193,13 @@ def _by_index(
     return replace(selection, index=placed, index_file=index.path)
 
 
-def _look_up(
-    folder: Folder, paths: Sequence[str], stat: Callable[[str], File] | None
-) -> tuple[list[File], dict[str, str]]:
+def _look_up(folder: Folder, paths: Sequence[str]) -> tuple[list[File], dict[str, str]]:
     """Return the files at `paths`, and for each absent one what is known about its absence."""
     files: list[File] = []
     absent: dict[str, str] = {}
     for path in paths:
         try:
-            files.append(folder.find(path, stat))
+            files.append(folder.find(path))
         except LocateError as error:
             absent[path] = str(error)
     return files, absent
@@ -315,15 +301,15 @@ def _by_patterns(folder: Folder, patterns: Sequence[str]) -> Selection:
 
 
 def _selection(folder: Folder, format: str, files: Iterable[File], reason: str, else_reason: str) -> Selection:
-    chosen = sorted(files, key=lambda file: natural_key(file.path))
-    _refuse_empty(chosen)
+    chosen = [folder.find(file.path) for file in sorted(files, key=lambda file: natural_key(file.path))]
+    for file in chosen:
+        _refuse_empty(file)
     return Selection(format, tuple(chosen), reason, ignored=folder.left_out({f.path for f in chosen}, else_reason))
 
 
-def _refuse_empty(files: Iterable[File]) -> None:
-    empty = [shown(file.path) for file in files if not file.size]
-    if empty:
-        raise CorruptFile(f"{_few(empty)}: 0 bytes, an interrupted download or copy: fetch it again")
+def _refuse_empty(file: File) -> None:
+    if not file.size:
+        raise CorruptFile(f"{shown(file.path)}: 0 bytes, an interrupted download or copy: fetch it again")
 
 
 def _instead_of(stale: _StaleIndex, selection: Selection) -> Selection:

@@ -1,0 +1,191 @@
+"""Opens a checkpoint on this machine: finds its files, reads their headers in parallel, makes one catalogue."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from types import TracebackType
+from typing import Self, cast
+
+from tensorferry.core.catalogue import Catalogue
+from tensorferry.errors import ConfigError, FormatError, UnknownFormat, shown
+from tensorferry.formats.base import FileFormat, Selection
+from tensorferry.formats.file_names import FAMILIES, LOAD_FORMATS, what_else
+from tensorferry.formats.merge import merge
+from tensorferry.formats.selection import Wanted, select, select_file
+from tensorferry.formats.sniff import SNIFF_BYTES, describe_foreign
+from tensorferry.storage.base import File, Storage
+from tensorferry.storage.local import LocalStorage
+
+__all__ = ["FILE_FORMATS", "Opened", "file_format", "open_files"]
+
+logger = logging.getLogger(__name__)
+
+FILE_FORMATS = {
+    "safetensors": "tensorferry.formats.safetensors:SafetensorsFormat",
+    "torch": "tensorferry.formats.torch_file:TorchFileFormat",
+}
+"""Readers of single files by name, as module and class; imported when one is first needed."""
+
+_SHOWN_ERRORS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An open checkpoint. Use it as a context manager, or close it: the catalogue stays, nothing more is read."""
+
+    storage: Storage
+    selection: Selection
+    catalogue: Catalogue
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the caller should be told: about the choice of files, then about what they hold."""
+        return (*self.selection.warnings, *self.catalogue.notes)
+
+    def close(self) -> None:
+        """Release the files; idempotent."""
+        self.storage.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def open_files(
+    path: str | os.PathLike[str],
+    *,
+    load_format: str = "auto",
+    subfolder: str | None = None,
+    variant: str | None = None,
+    allow_patterns: Sequence[str] | None = None,
+    ignore_patterns: Sequence[str] = (),
+    allow_pickle: bool = True,
+    max_workers: int = 8,
+) -> Opened:
+    """Return the checkpoint at `path`: a folder, a weight file, or a shard index. Only headers are read.
+
+    The options are those of `selection.Wanted`. max_workers: how many headers are read at a time.
+
+    Raises LocateError (nothing there, a shard is absent), FormatError (damaged, unsafe, unknown or ambiguous) and
+    ConfigError (options that contradict each other or the file); each names the file.
+    """
+    if max_workers < 1:
+        raise ConfigError(f"max_workers {max_workers}: at least 1 is expected")
+    wanted = Wanted(load_format, subfolder or "", variant, allow_patterns, ignore_patterns, allow_pickle)
+    if Path(path).is_file():
+        _refuse_for_a_file(path, wanted)
+        return _opened(LocalStorage(Path(path).parent), wanted, Path(path).name, max_workers)
+    return _opened(LocalStorage(Path(path, subfolder) if subfolder else path), wanted, None, max_workers)
+
+
+def file_format(name: str) -> FileFormat:
+    """Return the reader of single files called `name`. Raises UnknownFormat if there is none."""
+    if name not in FILE_FORMATS:
+        raise UnknownFormat(f"file format {name!r} is not known; there are {', '.join(FILE_FORMATS)}")
+    module, _, attribute = FILE_FORMATS[name].partition(":")
+    return cast("FileFormat", getattr(import_module(module), attribute)())
+
+
+def _opened(storage: LocalStorage, wanted: Wanted, name: str | None, max_workers: int) -> Opened:
+    try:
+        selection = _selected(storage, wanted, name)
+        logger.info("%s: %s", storage.uri, selection.reason)
+        for left_out, why in selection.ignored:
+            logger.info("%s: %s is left out: %s", storage.uri, left_out, why)
+        parts = _headers(storage, selection, max_workers)
+        opened = Opened(storage, selection, merge(storage, selection, parts))
+    except BaseException:
+        storage.close()
+        raise
+    for warning in opened.warnings:
+        logger.warning("%s: %s", storage.uri, warning)
+    return opened
+
+
+def _selected(storage: LocalStorage, wanted: Wanted, name: str | None) -> Selection:
+    if name is None:
+        return select(storage, replace(wanted, subfolder=""), nested=lambda: _nested(storage.uri))
+    selection = select_file(storage, name)
+    if not selection.format:
+        selection = replace(selection, format=_format_inside(storage, selection.files[0]))
+    formats = {FAMILIES[family].format for family in LOAD_FORMATS[wanted.load_format]}
+    if selection.format not in formats:
+        raise ConfigError(
+            f"{name} is a {selection.format} file, which load_format {wanted.load_format!r} does not take"
+        )
+    return selection
+
+
+def _refuse_for_a_file(path: str | os.PathLike[str], wanted: Wanted) -> None:
+    given = {
+        "subfolder": wanted.subfolder,
+        "variant": wanted.variant,
+        "allow_patterns": wanted.allow_patterns,
+        "ignore_patterns": wanted.ignore_patterns,
+    }
+    for option, value in given.items():
+        if value:
+            raise ConfigError(f"{option} chooses among the files of a folder, and {shown(os.fspath(path))} is one file")
+
+
+def _format_inside(storage: Storage, file: File) -> str:
+    """Return the name of the format that a file's first bytes tell, where its name does not."""
+    head = bytearray(min(file.size, SNIFF_BYTES))
+    storage.read_into(file.path, 0, memoryview(head))
+    if head[8:9] == b"{" and head[:1] != b"{":
+        return "safetensors"
+    if head[:4] == b"PK\x03\x04" or head[:1] == b"\x80":
+        return "torch"
+    found = describe_foreign(bytes(head)) or what_else(file.path) or "of a format that is not known here"
+    raise UnknownFormat(f"{shown(file.path)}: not a checkpoint that tensorferry reads: it is {found}")
+
+
+def _headers(storage: Storage, selection: Selection, max_workers: int) -> list[Catalogue]:
+    """Return the catalogue of each selected file, in order, or raise what is wrong with all of them at once."""
+    reader = file_format(selection.format)
+
+    def read(file: File) -> Catalogue | FormatError:
+        try:
+            return reader.catalogue(storage, file)
+        except FormatError as error:
+            return error
+
+    if len(selection.files) == 1 or max_workers == 1:
+        results = [read(file) for file in selection.files]
+    else:
+        results = _in_threads(read, selection.files, max_workers)
+    faults = [result for result in results if isinstance(result, FormatError)]
+    if faults:
+        raise _together(faults)
+    return [result for result in results if isinstance(result, Catalogue)]
+
+
+def _in_threads(
+    read: Callable[[File], Catalogue | FormatError], files: Sequence[File], max_workers: int
+) -> list[Catalogue | FormatError]:
+    from concurrent.futures import ThreadPoolExecutor  # not at the top: a checkpoint of one file never needs it
+
+    with ThreadPoolExecutor(min(max_workers, len(files)), thread_name_prefix="tensorferry-headers") as pool:
+        return list(pool.map(read, files))
+
+
+def _together(faults: Sequence[FormatError]) -> FormatError:
+    """Return one error that says what is wrong with every file, of the class of the first."""
+    if len(faults) == 1:
+        return faults[0]
+    more = len(faults) - _SHOWN_ERRORS
+    lines = [str(fault) for fault in faults[:_SHOWN_ERRORS]] + ([f"and {more} more files"] if more > 0 else [])
+    return type(faults[0])(f"{len(faults)} files cannot be believed:\n  " + "\n  ".join(lines))
+
+
+def _nested(root: str) -> Iterable[str]:
+    """Return the files one level below `root`, without looking behind links or dots."""
+    below = (d for d in sorted(Path(root).iterdir()) if not d.name.startswith(".") and not d.is_symlink())
+    return [f"{d.name}/{f.name}" for d in below if d.is_dir() for f in sorted(d.iterdir()) if f.name[0] != "."]
