@@ -35,9 +35,10 @@ def copy_counting(into: torch.Tensor, values: torch.Tensor) -> Loss:
     into.copy_(values)
     if into.dtype == values.dtype or cast_kind(dtype_of(values.dtype), dtype_of(into.dtype)) is not Cast.NARROWS:
         return Loss()
+    got = into.to(values.device)
     if not values.dtype.is_floating_point:
-        return Loss(overflow=int((into.to(values.dtype) != values).sum()))
-    got, had = into.float(), values.to(torch.float64 if values.dtype == torch.float64 else torch.float32)
+        return Loss(overflow=int((got.to(values.dtype) != values).sum()))
+    got, had = got.float(), values.to(torch.float64 if values.dtype == torch.float64 else torch.float32)
     overflow = had.isfinite() & ~got.isfinite()
     underflow = (had != 0) & (got == 0)
     return Loss(int(overflow.sum()), int(underflow.sum()))

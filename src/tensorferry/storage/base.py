@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-__all__ = ["File", "Storage", "SupportsMap"]
+__all__ = ["File", "Storage", "SupportsMap", "SupportsScatter"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,4 +66,13 @@ class SupportsMap(Protocol):
         The view stays valid until the storage is closed. A file that is truncated under a mapping
         kills the process and one that is rewritten changes the values, so mapping is a choice.
         """
+        ...
+
+
+@runtime_checkable
+class SupportsScatter(Protocol):
+    """Storages that fill several buffers with one read."""
+
+    def read_vector(self, path: str, offset: int, outs: Sequence[memoryview]) -> None:
+        """Fill `outs` one after the other from one contiguous range of `path`, or raise ReadError."""
         ...

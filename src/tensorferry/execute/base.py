@@ -1,0 +1,99 @@
+"""What every executor takes and gives: the protocol, and the counters that tests assert and reports print."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from tensorferry.core.plan import Plan
+from tensorferry.core.schedule import Schedule
+from tensorferry.numerics.casts import Loss
+from tensorferry.progress import SILENT, Progress
+from tensorferry.storage.base import Storage
+
+__all__ = ["Counters", "Executor", "OnReady", "Parameters", "Remaining"]
+
+Parameters = Mapping[str, torch.Tensor]
+"""The tensors to fill, by name. Looking one up may allocate it; executors look up only what they fill next."""
+
+OnReady = Callable[[str], None]
+"""Told the name of each parameter when its last element is written; called from the thread that called `run`."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """What a run did, exactly.
+
+    bytes_read and reads: requested from the storage. direct_bytes: of these, those that went straight into
+    parameters. staging_peak: most bytes staged at once. losses: what casts to a narrower range spoiled.
+    """
+
+    bytes_read: int = 0
+    reads: int = 0
+    direct_bytes: int = 0
+    staging_peak: int = 0
+    losses: dict[str, Loss] = field(default_factory=dict)
+
+    def lost(self, parameter: str, loss: Loss) -> None:
+        """Add what one copy into `parameter` spoiled."""
+        if loss != Loss():
+            self.losses[parameter] = self.losses.get(parameter, Loss()) + loss
+
+    def absorb(self, other: Counters) -> None:
+        """Add what another part of the same run did; peaks are the caller's."""
+        self.bytes_read += other.bytes_read
+        self.reads += other.reads
+        self.direct_bytes += other.direct_bytes
+        for parameter, loss in other.losses.items():
+            self.lost(parameter, loss)
+
+
+class Executor(Protocol):
+    """Moves the bytes of a schedule. The parameters are whole when it returns; when it raises, some may be written."""
+
+    def run(
+        self,
+        schedule: Schedule,
+        storage: Storage,
+        parameters: Parameters,
+        *,
+        on_ready: OnReady | None = None,
+        progress: Progress = SILENT,
+    ) -> Counters:
+        """Fill `parameters` and return what was done; raises ReadError, or what `on_ready` raises."""
+        ...
+
+
+class Remaining:
+    """Counts the steps or tasks that each parameter still waits for."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self, parameters: Mapping[str, int]) -> None:
+        self._left = dict(parameters)
+
+    @classmethod
+    def of_steps(cls, plan: Plan) -> Remaining:
+        """Wait for every step of `plan`."""
+        left: dict[str, int] = {}
+        for step in plan.steps:
+            left[step.parameter] = left.get(step.parameter, 0) + 1
+        return cls(left)
+
+    @classmethod
+    def of_tasks(cls, schedule: Schedule) -> Remaining:
+        """Wait for every task of `schedule`."""
+        left: dict[str, int] = {}
+        for batch in schedule.batches:
+            for task in batch.tasks:
+                name = schedule.plan.steps[task.step].parameter
+                left[name] = left.get(name, 0) + 1
+        return cls(left)
+
+    def done(self, parameter: str) -> bool:
+        """Count one off and return whether it was the last."""
+        self._left[parameter] -= 1
+        return self._left[parameter] == 0

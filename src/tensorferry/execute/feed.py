@@ -1,0 +1,104 @@
+"""A plan the other way round: somebody else brings the tensors, and the plan says where they go."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import torch
+
+from tensorferry.core.boxes import Box, Region
+from tensorferry.core.plan import Plan, Step
+from tensorferry.core.transforms import TensorSpec
+from tensorferry.errors import PlanError, shown
+from tensorferry.execute.base import Counters, OnReady, Parameters, Remaining
+from tensorferry.execute.placing import region_of, write
+from tensorferry.numerics.compute import compute
+from tensorferry.numerics.memory import view_region
+from tensorferry.numerics.torch_dtypes import dtype_of, logical_shape
+
+__all__ = ["Feeder"]
+
+
+class Feeder:
+    """Fills parameters from tensors that are pushed: by a trainer, a third-party reader, another process.
+
+    Tensors are copied at once and not kept, but for inputs of a transform that waits for others.
+    """
+
+    def __init__(self, plan: Plan, parameters: Parameters, *, on_ready: OnReady | None = None) -> None:
+        self._plan = plan
+        self._parameters = parameters
+        self._on_ready = on_ready
+        self._remaining = Remaining.of_steps(plan)
+        self._steps: dict[str, list[Step]] = defaultdict(list)
+        self._fed: set[str] = set()
+        self._held: dict[str, torch.Tensor] = {}
+        self._counters = Counters()
+        for step in plan.steps:
+            for name in dict.fromkeys(s.entry.name for s in step.sources):
+                self._steps[name].append(step)
+            if not step.sources:
+                self._target(step).fill_(step.fill if step.fill is not None else 0)
+                self._done(step)
+
+    def feed(self, name: str, tensor: torch.Tensor) -> bool:
+        """Take the whole entry `name`; return whether the plan has a use for it.
+
+        Raises PlanError where shape or dtype are not those the plan was made for, or the entry came before.
+        """
+        steps = self._steps.get(name)
+        if steps is None:
+            return False
+        if name in self._fed:
+            raise PlanError(f"tensor {shown(name)!r} was fed twice")
+        self._check(name, steps[0], tensor)
+        self._fed.add(name)
+        self._held[name] = tensor
+        self._counters.bytes_read += tensor.nbytes
+        for step in steps:
+            if self._complete(step):
+                self._fill(step)
+        for used in {s.entry.name for step in steps for s in step.sources}:
+            if used in self._held and all(map(self._complete, self._steps[used])):
+                del self._held[used]
+        return True
+
+    def finish(self) -> Counters:
+        """Return what was done; raises PlanError naming the entries that never came."""
+        never = sorted(self._steps.keys() - self._fed)
+        if never:
+            raise PlanError(f"{len(never)} tensors were never fed: {', '.join(map(shown, never[:5]))}")
+        return self._counters
+
+    def _check(self, name: str, step: Step, tensor: torch.Tensor) -> None:
+        entry = next(s.entry for s in step.sources if s.entry.name == name)
+        dtype = dtype_of(tensor.dtype)
+        if dtype != entry.dtype or logical_shape(dtype, tuple(tensor.shape)) != entry.shape:
+            raise PlanError(
+                f"tensor {shown(name)!r} was fed as {dtype} {tuple(tensor.shape)}, "
+                f"but the plan was made for {entry.dtype} {entry.shape}"
+            )
+
+    def _fill(self, step: Step) -> None:
+        wholes = [self._held[s.entry.name] for s in step.sources]
+        if step.via is None:
+            values = region_of(wholes[0].contiguous(), step.sources[0].region, step.sources[0].entry.dtype)
+        else:
+            assert step.window is not None
+            specs = [TensorSpec(s.entry.dtype, s.entry.shape) for s in step.sources]
+            made = compute(step.via, wholes, specs, Box.whole(step.via.infer(specs).shape))
+            values = view_region(made.contiguous(), step.window)
+        shape = tuple(values.shape)
+        loss = write(self._target(step), values, Box.whole(shape), Region.whole(shape))
+        self._counters.lost(step.parameter, loss)
+        self._done(step)
+
+    def _complete(self, step: Step) -> bool:
+        return all(s.entry.name in self._fed for s in step.sources)
+
+    def _target(self, step: Step) -> torch.Tensor:
+        return region_of(self._parameters[step.parameter], step.into, self._plan.parameters[step.parameter].dtype)
+
+    def _done(self, step: Step) -> None:
+        if self._remaining.done(step.parameter) and self._on_ready is not None:
+            self._on_ready(step.parameter)

@@ -1,0 +1,100 @@
+"""The reference executor: obviously right, one step after the other, whole entries. Others are tested against it."""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+
+from tensorferry.core.boxes import Box, Region
+from tensorferry.core.catalogue import Chunk, TensorEntry
+from tensorferry.core.cutting import in_blocks
+from tensorferry.core.plan import Step
+from tensorferry.core.schedule import Schedule
+from tensorferry.core.transforms import TensorSpec
+from tensorferry.errors import ReadError
+from tensorferry.execute.base import Counters, OnReady, Parameters, Remaining
+from tensorferry.execute.placing import region_of, write
+from tensorferry.numerics.compute import compute
+from tensorferry.numerics.memory import bytes_of, strided_view, view_region
+from tensorferry.numerics.torch_dtypes import torch_shape
+from tensorferry.progress import SILENT, Progress
+from tensorferry.storage.base import Storage
+
+__all__ = ["SimpleExecutor", "read_entry"]
+
+
+class SimpleExecutor:
+    """Reads every entry whole and cuts in memory. Ignores the schedule but for its plan."""
+
+    def run(
+        self,
+        schedule: Schedule,
+        storage: Storage,
+        parameters: Parameters,
+        *,
+        on_ready: OnReady | None = None,
+        progress: Progress = SILENT,
+    ) -> Counters:
+        """Fill `parameters`, step by step in the plan's order."""
+        plan, counters = schedule.plan, Counters()
+        remaining = Remaining.of_steps(plan)
+        progress.start(plan.bytes_needed, "weights")
+        for step in plan.steps:
+            into = region_of(parameters[step.parameter], step.into, plan.parameters[step.parameter].dtype)
+            if not step.sources:
+                into.fill_(step.fill if step.fill is not None else 0)
+            elif into.numel():
+                values = _values(step, storage, counters)
+                shape = tuple(values.shape)
+                counters.lost(step.parameter, write(into, values, Box.whole(shape), Region.whole(shape)))
+            progress.advance(sum(s.entry.dtype.nbytes(s.region.shape) for s in step.sources))
+            if remaining.done(step.parameter) and on_ready is not None:
+                on_ready(step.parameter)
+        progress.finish()
+        return counters
+
+
+def _values(step: Step, storage: Storage, counters: Counters) -> torch.Tensor:
+    wholes = []
+    for source in step.sources:
+        wholes.append(read_entry(storage, source.entry))
+        counters.bytes_read += source.entry.nbytes
+        counters.reads += len(source.entry.chunks)
+        counters.staging_peak = max(counters.staging_peak, sum(w.nbytes for w in wholes))
+    if step.via is None:
+        return region_of(wholes[0], step.sources[0].region, step.sources[0].entry.dtype)
+    assert step.window is not None
+    specs = [TensorSpec(s.entry.dtype, s.entry.shape) for s in step.sources]
+    made = compute(step.via, wholes, specs, Box.whole(step.via.infer(specs).shape))
+    return view_region(made.contiguous(), step.window)
+
+
+def read_entry(storage: Storage, entry: TensorEntry) -> torch.Tensor:
+    """Return the values of an entry in memory of their own, row-major, in the entry's dtype.
+
+    Types that torch lacks come as bytes; F4 comes two elements to one. Raises ReadError.
+    """
+    if len(entry.chunks) == 1 and entry.chunks[0].box is None:
+        return _read_chunk(storage, entry, entry.chunks[0], Region.whole(entry.shape))
+    parts = [(c, _read_chunk(storage, entry, c, Region.whole((c.box or Box.whole(entry.shape)).shape)))
+             for c in entry.chunks]  # fmt: skip
+    out = torch.empty(torch_shape(entry.dtype, entry.shape), dtype=parts[0][1].dtype)
+    for chunk, values in parts:
+        region = Region(entry.shape, chunk.box or Box.whole(entry.shape))
+        region_of(out, region, entry.dtype).copy_(values)
+    return out
+
+
+def _read_chunk(storage: Storage, entry: TensorEntry, chunk: Chunk, whole: Region) -> torch.Tensor:
+    if chunk.span is None:
+        raise ReadError(f"{entry.name}: its bytes are no span of a file: only its format can read it")
+    staged = torch.empty(chunk.span.length, dtype=torch.uint8)
+    if chunk.span.length:
+        storage.read_into(chunk.span.file, chunk.span.offset, bytes_of(staged))
+    blocks = in_blocks(whole, entry.dtype)
+    if blocks is None:
+        return staged
+    strides = chunk.strides or tuple(prod(blocks.view[d + 1 :]) for d in range(len(blocks.view)))
+    values = strided_view(staged, 0, entry.dtype, blocks.view, strides)
+    return values if chunk.strides is None else values.contiguous()

@@ -1,0 +1,44 @@
+"""Entries as a stream of (name, tensor), in storage order, read ahead within a memory bound."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+
+from tensorferry.config import ReadOptions
+from tensorferry.core.catalogue import TensorEntry
+from tensorferry.execute.simple import read_entry
+from tensorferry.storage.base import Storage
+
+__all__ = ["stream"]
+
+
+def stream(
+    storage: Storage, entries: Iterable[TensorEntry], options: ReadOptions
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield each entry's name and values, in the order given, in memory of their own.
+
+    At most ``options.max_staging`` bytes are read ahead of the consumer, or one entry where that is larger; what the
+    consumer keeps is its own. Closing the iterator stops the readers. Raises ReadError at the entry that fails.
+    """
+    pool = ThreadPoolExecutor(options.workers, thread_name_prefix="tensorferry")
+    ahead: deque[tuple[TensorEntry, Future[torch.Tensor]]] = deque()
+    held = 0
+    try:
+        for entry in entries:
+            while ahead and held + entry.nbytes > options.max_staging:
+                first, future = ahead.popleft()
+                held -= first.nbytes
+                yield first.name, future.result()
+                del future
+            ahead.append((entry, pool.submit(read_entry, storage, entry)))
+            held += entry.nbytes
+        while ahead:
+            first, future = ahead.popleft()
+            yield first.name, future.result()
+            del future
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)

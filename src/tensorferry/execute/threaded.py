@@ -1,0 +1,163 @@
+"""The ordinary executor: a few threads read batches, straight into parameters where a copy would change nothing.
+
+What may be in memory at once is bounded by the schedule's `max_staging`. The first error wins, the others stop
+within one read, and no thread is left behind.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import torch
+
+from tensorferry.core.schedule import Batch, Read, Schedule, Task
+from tensorferry.execute.base import Counters, OnReady, Parameters, Remaining
+from tensorferry.execute.placing import in_place, perform
+from tensorferry.numerics.memory import bytes_of
+from tensorferry.progress import SILENT, Progress
+from tensorferry.storage.base import Storage, SupportsScatter
+
+__all__ = ["ThreadedExecutor"]
+
+_NOTHING = torch.empty(0, dtype=torch.uint8)
+
+
+class ThreadedExecutor:
+    """Runs batches in `threads` threads, in the order of the schedule."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+
+    def run(
+        self,
+        schedule: Schedule,
+        storage: Storage,
+        parameters: Parameters,
+        *,
+        on_ready: OnReady | None = None,
+        progress: Progress = SILENT,
+    ) -> Counters:
+        """Fill `parameters`; see `Executor`. `parameters` is looked up from several threads."""
+        run = _Run(schedule, storage, parameters)
+        progress.start(schedule.bytes_read, "weights")
+        pool = ThreadPoolExecutor(self.threads, thread_name_prefix="tensorferry")
+        try:
+            self._feed(run, pool, on_ready, progress)
+        finally:
+            run.cancelled.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+            progress.finish()
+        return run.counters
+
+    def _feed(self, run: _Run, pool: ThreadPoolExecutor, on_ready: OnReady | None, progress: Progress) -> None:
+        bound, in_flight, waiting = run.schedule.max_staging, 0, 0
+        remaining = Remaining.of_tasks(run.schedule)
+
+        def settle() -> None:
+            nonlocal in_flight, waiting
+            batch = run.finished.get().result()
+            in_flight -= batch.staging
+            waiting -= 1
+            progress.advance(batch.staging)
+            for task in batch.tasks:
+                name = run.schedule.plan.steps[task.step].parameter
+                if remaining.done(name) and on_ready is not None:
+                    on_ready(name)
+
+        for batch in run.schedule.batches:
+            while waiting and (in_flight + batch.staging > bound or waiting >= 4 * self.threads):
+                settle()
+            in_flight += batch.staging
+            waiting += 1
+            pool.submit(run.work, batch).add_done_callback(run.finished.put)
+        while waiting:
+            settle()
+
+
+@dataclass
+class _Run:
+    """What the threads of one run share."""
+
+    schedule: Schedule
+    storage: Storage
+    parameters: Parameters
+    counters: Counters = field(default_factory=Counters)
+    finished: queue.SimpleQueue[Future[Batch]] = field(default_factory=queue.SimpleQueue)
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    staged: int = 0
+
+    def work(self, batch: Batch) -> Batch:
+        """Read and place one batch, in a thread of the pool."""
+        direct, rest = self._sort_out(batch)
+        counters, staged = Counters(), [_NOTHING] * len(batch.reads)
+        size = sum(r.length for n, r in enumerate(batch.reads) if n not in direct)
+        self._stage(size)
+        try:
+            for n, read in enumerate(batch.reads):
+                if self.cancelled.is_set():
+                    return batch
+                if n in direct:
+                    self._read(read, [bytes_of(t) for t in direct[n]])
+                    counters.direct_bytes += read.length
+                else:
+                    staged[n] = torch.empty(read.length, dtype=torch.uint8)
+                    self._read(read, [bytes_of(staged[n])])
+                counters.bytes_read += read.length
+                counters.reads += 1
+            for task in rest:
+                name = self.schedule.plan.steps[task.step].parameter
+                counters.lost(name, perform(self.schedule.plan, task, staged, self.parameters[name]))
+        finally:
+            self._stage(-size)
+        with self.lock:
+            self.counters.absorb(counters)
+        return batch
+
+    def _stage(self, size: int) -> None:
+        with self.lock:
+            self.staged += size
+            self.counters.staging_peak = max(self.counters.staging_peak, self.staged)
+
+    def _read(self, read: Read, outs: Sequence[memoryview]) -> None:
+        if isinstance(self.storage, SupportsScatter):
+            self.storage.read_vector(read.file, read.offset, outs)
+            return
+        at = read.offset
+        for out in outs:
+            self.storage.read_into(read.file, at, out)
+            at += len(out)
+
+    def _sort_out(self, batch: Batch) -> tuple[dict[int, list[torch.Tensor]], list[Task]]:
+        """Return the reads that can go straight into parameters, with where, and the tasks that are left."""
+        plan = self.schedule.plan
+        users: dict[int, list[tuple[int, torch.Tensor | None, Task]]] = defaultdict(list)
+        for task in batch.tasks:
+            parameter = self.parameters[plan.steps[task.step].parameter]
+            into = in_place(plan, task, parameter)
+            for part in task.inputs:
+                for piece in part.pieces:
+                    users[piece.read].append((piece.offset, into, task))
+        direct: dict[int, list[torch.Tensor]] = {}
+        for n, uses in users.items():
+            targets = _tiling(uses, batch.reads[n].length)
+            if targets is not None:
+                direct[n] = targets
+        rest = [t for t in batch.tasks if not t.inputs or any(p.read not in direct for i in t.inputs for p in i.pieces)]
+        return direct, rest
+
+
+def _tiling(uses: list[tuple[int, torch.Tensor | None, Task]], length: int) -> list[torch.Tensor] | None:
+    """Return the tensors in order where they take up a read of `length` bytes exactly, else None."""
+    at, targets = 0, []
+    for offset, into, _ in sorted(uses, key=lambda use: use[0]):
+        if into is None or offset != at:
+            return None
+        targets.append(into)
+        at += into.nbytes
+    return targets if at == length else None
