@@ -1,28 +1,34 @@
 """JSON as RFC 8259 has it and nothing beside: what the standard library lets pass is refused by name here.
 
-Only syntax lives here. What a header or an index means is for their own modules.
+Small texts come out as one dict; a header of up to 100 MB is read member by member, so that refusing it takes
+little memory. What a header or an index means is for their own modules.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from codecs import getincrementaldecoder
+from collections.abc import Callable, Iterable, Iterator
 from math import isfinite
 from typing import Any
 
 from tensorferry.errors import CorruptFile, shown
 
-__all__ = ["MAX_DEPTH", "parse_json_object"]
+__all__ = ["MAX_DEPTH", "JsonStream", "Pairs", "json_kind", "json_text", "parse_json_object", "refuse_ambiguous"]
 
 MAX_DEPTH = 127
 """How many objects and arrays may be open at once; the reference reader of safetensors has the same limit."""
 
-_STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)
+Pairs = tuple[tuple[str, Any], ...]
+"""An object as `JsonStream` yields it: its members in order, so that a duplicate key can still be seen."""
 
 
 class _Refused(Exception):
     """Well-formed for the standard library, and yet not JSON or not unambiguous."""
+
+
+_FAULTS = (_Refused, ValueError, IndexError, RecursionError)
 
 
 def parse_json_object(data: bytes, *, what: str, max_depth: int = MAX_DEPTH) -> dict[str, Any]:
@@ -35,39 +41,152 @@ def parse_json_object(data: bytes, *, what: str, max_depth: int = MAX_DEPTH) -> 
     >>> parse_json_object(b'{"a": [1, true]}', what="index")
     {'a': [1, True]}
     """
-    text = decode_utf8(data, what=what)
-    if _depth_exceeds(text, max_depth):
-        raise CorruptFile(f"{what}: JSON nested deeper than {max_depth} levels")
+    text = _decode_utf8(data, what)
     try:
-        value = _DECODER.decode(text)
-    except (_Refused, ValueError, RecursionError) as error:
-        raise CorruptFile(f"{what}: {json_fault(error)}") from None
+        value = _DICTS.decode(text)
+    except _FAULTS as error:
+        at = f", at character {error.pos}" if isinstance(error, json.JSONDecodeError) else ""
+        raise CorruptFile(f"{what}: {_in_words(error)}{at}") from None
     if not isinstance(value, dict):
         raise CorruptFile(f"{what}: a JSON object is expected, found {json_kind(value)}")
-    if "\\u" in text:
-        refuse_lone_surrogates(value, what=what)
+    if "\\u" in text or text.count("{") + text.count("[") > max_depth:
+        refuse_ambiguous(value, what=what, max_depth=max_depth)
     return value
 
 
-def decode_utf8(data: bytes, *, what: str) -> str:
-    """Return `data` as text, or raise CorruptFile if it is not UTF-8 or opens with a byte order mark."""
-    if data[:3] == b"\xef\xbb\xbf" or data[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        raise CorruptFile(f"{what}: starts with a byte order mark; JSON here is UTF-8 without one")
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise CorruptFile(f"{what}: not UTF-8 at byte {error.start}: {error.reason}") from None
+class JsonStream:
+    """One JSON object whose UTF-8 text comes in `pieces` that are cut anywhere.
+
+    Refuses what `parse_json_object` refuses, with two differences that are for speed: objects inside of values come
+    as `Pairs`, whose depth and duplicate keys `refuse_ambiguous` checks, and duplicate keys of the members themselves
+    are for the caller to see. A -0 comes as the float that it is, so that it is not taken for an integer.
+    """
+
+    __slots__ = ("_before", "_decode", "_escapes", "_pieces", "_position", "_text", "_utf8", "_what")
+
+    def __init__(self, pieces: Iterable[bytes], *, what: str) -> None:
+        self._pieces = iter(pieces)
+        self._utf8 = getincrementaldecoder("utf-8")()
+        self._what = what
+        self._text = ""
+        self._position = self._before = 0
+        self._escapes = False
+        self._decode: Callable[[str, int], tuple[Any, int]] = _PAIRS.raw_decode
+
+    def members(self, *, limit: int, descend: str | None = None) -> Iterator[tuple[str, Any]]:
+        """Yield key and value of each member of the object that comes next, each read when it is asked for.
+
+        limit: characters that one member may take. descend: the key of a member whose value is not read: None is
+        yielded for it, and the caller reads it with `members` before going on.
+        """
+        found = self._peek()
+        if found != "{":
+            raise self._fault(f"a JSON object is expected, found {found!r}" if found else "it ends early")
+        self._position += 1
+        if self._peek() == "}":
+            self._position += 1
+            return
+        while True:
+            member = self._member(limit, descend)
+            if self._escapes:
+                refuse_ambiguous((member,), what=self._what)
+            yield member
+            at = self._position
+            mark = self._text[at : at + 1]
+            if mark in _SPACE_OR_END:
+                mark = self._peek()
+            self._position += 1
+            if mark == "}":
+                return
+            if mark != ",":
+                raise self._fault(f"',' or '}}' is expected, found {mark!r}" if mark else "it ends early")
+
+    def end(self) -> None:
+        """Raise CorruptFile if anything but white space follows."""
+        if found := self._peek():
+            raise self._fault(f"nothing but spaces may follow the JSON object, found {found!r}")
+
+    def _member(self, limit: int, descend: str | None) -> tuple[str, Any]:
+        if self._text[self._position : self._position + 1] in _SPACE_OR_END:
+            self._peek()
+        while True:
+            start = self._before + self._position
+            try:
+                member = self._member_in_text(descend)
+            except _FAULTS as error:
+                # Perhaps it was only cut; a fault that is one is still there when more of the text has come.
+                if len(self._text) - self._position > limit or not self._more():
+                    raise self._fault(_in_words(error), error) from None
+            else:
+                if self._before + self._position - start > limit:
+                    raise self._fault(f"the member {shown(member[0])!r} takes over {limit} characters")
+                return member
+
+    def _member_in_text(self, descend: str | None) -> tuple[str, Any]:
+        text, at = self._text, self._position
+        if text[at] != '"':
+            raise json.JSONDecodeError("a key in double quotes is expected", text, at)
+        key, at = self._decode(text, at)
+        if text[at] in _SPACE_OR_END:
+            at = _after_space(text, at)
+        if text[at] != ":":
+            raise json.JSONDecodeError("':' is expected after a key", text, at)
+        at += 1
+        if text[at] in _SPACE_OR_END:
+            at = _after_space(text, at)
+        if key == descend:
+            value = None
+        else:
+            value, at = self._decode(text, at)
+            text[at]  # a number that ends with the text may go on in the next piece
+        self._position = at
+        return key, value
+
+    def _peek(self) -> str:
+        """Skip white space; return the character there, or "" at the end."""
+        while True:
+            self._position = _after_space(self._text, self._position)
+            if self._position < len(self._text):
+                return self._text[self._position]
+            if not self._more():
+                return ""
+
+    def _more(self) -> bool:
+        """Drop the text that is done with and append the next piece; False if there is none."""
+        piece = next(self._pieces, None)
+        try:
+            new = self._utf8.decode(piece or b"", piece is None)
+        except UnicodeDecodeError as error:
+            raise CorruptFile(f"{self._what}: not UTF-8: {error.reason}, after {shown(self._text[-40:])!r}") from None
+        if piece is None:
+            return False
+        self._text = self._text[self._position :] + new
+        self._before += self._position
+        self._position = 0
+        self._escapes = "\\u" in self._text
+        self._decode = _PAIRS_MINUS_ZERO.raw_decode if "-0" in self._text else _PAIRS.raw_decode
+        return True
+
+    def _fault(self, words: str, error: Exception | None = None) -> CorruptFile:
+        at = error.pos if isinstance(error, json.JSONDecodeError) else self._position
+        return CorruptFile(f"{self._what}: {words}, at character {self._before + at}")
 
 
-def json_fault(error: Exception) -> str:
-    """Return in words what made the standard parser, or a hook of ours, give up."""
-    if isinstance(error, json.JSONDecodeError):
-        return f"not valid JSON at character {error.pos}: {error.msg}"
-    if isinstance(error, RecursionError):
-        return "JSON nested too deep"
-    if isinstance(error, _Refused):
-        return str(error)
-    return "not valid JSON: a number with thousands of digits"
+def refuse_ambiguous(value: object, *, what: str, max_depth: int = MAX_DEPTH) -> None:
+    """Raise CorruptFile if `value` nests deeper than `max_depth`, or holds a duplicate key or half a surrogate pair."""
+    level, depth = [value], 0
+    while level:
+        below: list[object] = []
+        deeper = False
+        for item in level:
+            if isinstance(item, str):
+                _refuse_lone_surrogates(item, what)
+            elif isinstance(item, dict | tuple | list):
+                deeper = True
+                below.extend(item if isinstance(item, list) else _values_of(item, what))
+        level, depth = below, depth + deeper
+        if depth > max_depth:
+            raise CorruptFile(f"{what}: JSON nested deeper than {max_depth} levels")
 
 
 def json_kind(value: object) -> str:
@@ -82,50 +201,67 @@ def json_kind(value: object) -> str:
     return kinds.get(type(value), "an object")
 
 
-def refuse_lone_surrogates(value: object, *, what: str) -> None:
-    """Raise CorruptFile if a key or string in `value` holds half of a surrogate pair, which is no character."""
-    for text in _strings(value):
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise CorruptFile(f"{what}: lone surrogate in the string {shown(text)!r}") from None
+def json_text(value: object) -> str:
+    """Return `value`, as `JsonStream` yields it, for a message: much like it stands in the file.
+
+    >>> json_text([2.0, True, (("a", None),)])
+    '[2.0, true, {"a": null}]'
+    """
+    if isinstance(value, tuple):
+        return "{" + ", ".join(f"{json.dumps(key)}: {json_text(item)}" for key, item in value) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(json_text, value)) + "]"
+    return "-0" if isinstance(value, float) and str(value) == "-0.0" else json.dumps(value)
 
 
-def _strings(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield key
-            yield from _strings(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _strings(item)
+def _values_of(item: dict[str, Any] | Pairs, what: str) -> list[object]:
+    pairs = item.items() if isinstance(item, dict) else item
+    seen: set[str] = set()
+    for key, _ in pairs:
+        _refuse_lone_surrogates(key, what)
+        if key in seen:
+            raise CorruptFile(f"{what}: duplicate key {shown(key)!r}")
+        seen.add(key)
+    return [value for _, value in pairs]
 
 
-def _depth_exceeds(text: str, limit: int) -> bool:
-    if text.count("{") + text.count("[") <= limit:
-        return False
-    depth = 0
-    for match in _STRING_OR_BRACKET.finditer(text):
-        token = text[match.start()]
-        if token in "[{":
-            depth += 1
-            if depth > limit:
-                return True
-        elif token in "]}":
-            depth -= 1
-    return False
+def _refuse_lone_surrogates(text: str, what: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise CorruptFile(f"{what}: lone surrogate in the string {shown(text)!r}") from None
+
+
+def _decode_utf8(data: bytes, what: str) -> str:
+    if data[:3] == b"\xef\xbb\xbf" or data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise CorruptFile(f"{what}: starts with a byte order mark; JSON here is UTF-8 without one")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CorruptFile(f"{what}: not UTF-8 at byte {error.start}: {error.reason}") from None
+
+
+def _in_words(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"not valid JSON: {error.msg}"
+    if isinstance(error, RecursionError):
+        return f"JSON nested deeper than {MAX_DEPTH} levels"
+    if isinstance(error, IndexError):
+        return "it ends early"
+    return str(error) if isinstance(error, _Refused) else "not valid JSON: a number with thousands of digits"
+
+
+def _after_space(text: str, at: int) -> int:
+    match = _SPACE.match(text, at)
+    return at if match is None else match.end()
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise _Refused(f"duplicate key {shown(key)!r}")
-            seen.add(key)
+        again = {key: None for key, _ in pairs}
+        twice = next(key for key, _ in pairs if again.pop(key, key) is not None)
+        raise _Refused(f"duplicate key {shown(twice)!r}")
     return found
 
 
@@ -140,4 +276,14 @@ def _refuse_constant(text: str) -> float:
     raise _Refused(f"{text} is not JSON")
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_finite, parse_constant=_refuse_constant)
+def _int_or_minus_zero(text: str) -> float:
+    return -0.0 if text == "-0" else int(text)
+
+
+_SPACE_OR_END = " \t\n\r"  # a slice past the end of a text is "", which is `in` it too
+_SPACE = re.compile(r"[ \t\n\r]*")
+_DICTS = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_finite, parse_constant=_refuse_constant)
+_PAIRS = json.JSONDecoder(object_pairs_hook=tuple, parse_float=_finite, parse_constant=_refuse_constant)
+_PAIRS_MINUS_ZERO = json.JSONDecoder(
+    object_pairs_hook=tuple, parse_float=_finite, parse_int=_int_or_minus_zero, parse_constant=_refuse_constant
+)
