@@ -115,7 +115,11 @@ class JsonStream:
                 member = self._member_in_text(descend)
             except _FAULTS as error:
                 # Perhaps it was only cut; a fault that is one is still there when more of the text has come.
-                if len(self._text) - self._position > limit or not self._more():
+                if len(self._text) - self._position > limit:
+                    raise self._fault(
+                        f"{_in_words(error)} (or one member takes over {limit} characters)", error
+                    ) from None
+                if not self._more():
                     raise self._fault(_in_words(error), error) from None
             else:
                 if self._before + self._position - start > limit:
