@@ -93,7 +93,7 @@ def _header_length(storage: Storage, file: File, what: str) -> int:
     elif head[8:9] != b"{":
         fault = f"the header must start with '{{', it starts with {head[8:9]!r}" if length else "its header is empty"
     if fault:
-        real = looks_like(head)
+        real = None if head[8:9] == b"{" else looks_like(head)
         raise CorruptFile(f"{what}: this is {real} ({fault})" if real else f"{what}: {fault}")
     return int(length)
 
