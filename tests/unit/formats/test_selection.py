@@ -305,7 +305,7 @@ def test_weights_in_a_sub_folder_are_a_hint_and_no_choice() -> None:
     assert "Pass subfolder='unet'" in refusal("unet/model.safetensors")
 
 
-# -- sub-folders of a recursive listing ---------------------------------------------------------------------------------------------
+# -- sub-folders of a recursive listing ---------------
 
 
 def test_only_the_top_of_a_recursive_listing_counts() -> None:

@@ -1,0 +1,316 @@
+"""Brings files of a Hugging Face Hub repository into the Hub's own cache. Which files, a chooser that is given decides.
+
+All transfer, caching and locking is huggingface_hub's, an extra that is imported when it is first needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import logging
+import os
+import posixpath
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from tensorferry.errors import AccessDenied, ConfigError, CorruptFile, LocateError, TensorferryError, shown
+from tensorferry.storage.base import File
+
+__all__ = ["Chooser", "Listing", "Snapshot", "fetch_snapshot", "is_offline"]
+
+logger = logging.getLogger(__name__)
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
+_REVISION = re.compile(r"[\w.-]+(?:/[\w.-]+)*")
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The files of one commit, nested ones too. where: the place, in words. read: the content of a small one."""
+
+    where: str
+    files: Sequence[File]
+    read: Callable[[str], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A folder of the Hub's cache that holds what was chosen. `commit` is the 40-digit hash all of it is from."""
+
+    path: Path
+    name: str
+    commit: str
+
+
+Chooser = Callable[[Listing], Sequence[str]]
+"""Returns the paths to bring; raises LocateError if they are not all in the listing. May read the index, first."""
+
+
+def fetch_snapshot(
+    name: str,
+    choose: Chooser,
+    *,
+    revision: str | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    token: str | None = None,
+    local_files_only: bool | None = None,
+) -> Snapshot:
+    """Return a folder with the files of the repository `name` that `choose` wants, fetching those that are absent.
+
+    The revision is resolved to one commit first, and that is used for everything. Offline (`local_files_only`, or
+    HF_HUB_OFFLINE) and when the Hub cannot be reached the choice is made among what the cache holds, with no request.
+    HF_ENDPOINT, HF_HOME, HF_HUB_CACHE and HF_TOKEN are read at each call; `cache_dir` and `token` come before them.
+
+    Raises AccessDenied (no or a wrong token, terms not accepted), LocateError (no such repository, revision or file;
+    not in the cache while offline), CorruptFile (a cached file of the wrong size), ConfigError (no huggingface_hub).
+    """
+    _check_names(name, revision)
+    cache = _Cache.of(name, cache_dir)
+    if is_offline() if local_files_only is None else local_files_only:
+        return _from_cache(cache, revision, choose, "offline")
+    hub = _Hub(name, revision, cache, token)
+    try:
+        with hub.errors_explained():
+            return _from_hub(hub, cache, revision, choose)
+    except _Unreachable as error:
+        if cache.commit(revision) is None:
+            raise
+        logger.warning("%s; using what the cache holds", error)
+        return _from_cache(cache, revision, choose, "the Hub cannot be reached")
+
+
+def is_offline() -> bool:
+    """Tell whether the environment forbids requests to the Hub, as it says now."""
+    return any(
+        os.environ.get(v, "").upper() in ("1", "ON", "YES", "TRUE") for v in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+    )
+
+
+class _Unreachable(LocateError):
+    """The Hub did not answer, or only that it cannot at present."""
+
+
+# -- what the Hub and its cache have ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Cache:
+    """The folder of one repository in the Hub's cache: ``refs/<revision>`` and ``snapshots/<commit>/<path>``."""
+
+    name: str
+    root: Path
+    folder: Path
+
+    @classmethod
+    def of(cls, name: str, cache_dir: str | os.PathLike[str] | None) -> _Cache:
+        root = Path(cache_dir or _default_cache()).expanduser()
+        return cls(name, root, root / f"models--{name.replace('/', '--')}")
+
+    def commit(self, revision: str | None) -> str | None:
+        """Return the commit that `revision` was when it was last seen, or None."""
+        if revision is not None and _COMMIT.fullmatch(revision):
+            return revision if self.snapshot(revision).is_dir() else None
+        try:
+            found = (self.folder / "refs" / (revision or "main")).read_text().strip()
+        except OSError:
+            return None
+        return found if _COMMIT.fullmatch(found) and self.snapshot(found).is_dir() else None
+
+    def snapshot(self, commit: str) -> Path:
+        return self.folder / "snapshots" / commit
+
+    def remember(self, revision: str | None, commit: str) -> None:
+        """Write what `revision` is now, for later calls that are offline; a cache that is read-only stays as it is."""
+        ref = self.folder / "refs" / (revision or "main")
+        with contextlib.suppress(OSError):
+            if revision == commit or (ref.is_file() and ref.read_text() == commit):
+                return
+            ref.parent.mkdir(parents=True, exist_ok=True)
+            beside = ref.with_name(f"{ref.name}.{uuid4().hex[:8]}.tmp")
+            beside.write_text(commit)
+            beside.replace(ref)
+
+    def files(self, commit: str) -> Iterator[File]:
+        """Yield the files of a snapshot that are there in full."""
+        top = self.snapshot(commit)
+        for folder, _, names in os.walk(top):
+            for path in (Path(folder, name) for name in names):
+                with contextlib.suppress(OSError):
+                    yield File(path.relative_to(top).as_posix(), path.stat().st_size, ())
+
+
+class _Hub:
+    """The Hub as huggingface_hub sees it, for one repository."""
+
+    def __init__(self, name: str, revision: str | None, cache: _Cache, token: str | None) -> None:
+        self._lib = _library()
+        self._errors: Any = import_module("huggingface_hub.errors")
+        self.endpoint = (os.environ.get("HF_ENDPOINT") or self._lib.constants.ENDPOINT).rstrip("/")
+        self._name, self._revision, self._cache = name, revision, cache
+        self._has_token = bool(token or self._lib.get_token())
+        self._api = self._lib.HfApi(endpoint=self.endpoint, token=token, library_name="tensorferry")
+
+    def list(self) -> tuple[str, list[File]]:
+        """Return the commit that the revision is, and its files: one request."""
+        info = self._api.model_info(self._name, revision=self._revision, files_metadata=True)
+        found = [(f.rfilename, f.size or 0, f.blob_id or "") for f in info.siblings or ()]
+        return info.sha, [File(path, size, blob) for path, size, blob in found if _is_plain(path)]
+
+    def read(self, path: str, commit: str) -> bytes:
+        """Return the content of one file, which is in the cache afterwards."""
+        return Path(
+            self._api.hf_hub_download(self._name, path, revision=commit, cache_dir=self._cache.root)
+        ).read_bytes()
+
+    def fetch(self, paths: Sequence[str], commit: str) -> None:
+        """Bring `paths` into the snapshot of `commit`."""
+        self._api.snapshot_download(
+            self._name,
+            revision=commit,
+            cache_dir=self._cache.root,
+            allow_patterns=[glob.escape(path) for path in paths],
+            tqdm_class=None if sys.stderr.isatty() else _silent(self._lib),
+        )
+
+    @contextlib.contextmanager
+    def errors_explained(self) -> Iterator[None]:
+        """Turn errors of the library into ours. Their texts are left out: they are long, and not ours to vouch for."""
+        errors = self._errors
+        try:
+            yield
+        except TensorferryError:
+            raise
+        except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError) as error:
+            raise self._explained(error) from error
+        except errors.HFValidationError as error:
+            raise LocateError(
+                f"{shown(self._name)!r} is neither a folder here nor a name that the Hub takes"
+            ) from error
+        # The base of all transport errors; which HTTP library it is from depends on huggingface_hub's version.
+        except (errors.HTTPError, ConnectionError, TimeoutError) as error:
+            raise _Unreachable(
+                f"{self._name}: cannot reach the Hub at {self.endpoint}: {type(error).__name__}"
+            ) from error
+
+    def _explained(self, error: Any) -> LocateError:
+        response = getattr(error, "response", None)
+        status = 0 if response is None else int(response.status_code)
+        where = f"{self._name} at {self.endpoint}"
+        if isinstance(error, self._errors.GatedRepoError):
+            return self._gated(where, status)
+        if isinstance(error, self._errors.RevisionNotFoundError):
+            return LocateError(f"{where}: has no revision {self._revision or 'main'!r} ({status})")
+        if isinstance(error, self._errors.EntryNotFoundError) and status:
+            return LocateError(f"{where}: a file that was listed is not there ({status})")
+        if status in (401, 403):
+            return self._denied(where, status)
+        if isinstance(error, self._errors.RepositoryNotFoundError):
+            return LocateError(f"{where}: no such repository, or a private one that the token does not open ({status})")
+        if not status or status == 429 or status >= 500:
+            return _Unreachable(f"{where}: the Hub gave no answer that helps ({status or type(error).__name__})")
+        return LocateError(f"{where}: the Hub answered {status}")
+
+    def _gated(self, where: str, status: int) -> AccessDenied:
+        page = f"accept them at {self.endpoint}/{self._name}"
+        if not self._has_token:
+            return AccessDenied(f"{where}: is gated ({status}), and no token was sent: {page} and set HF_TOKEN")
+        return AccessDenied(f"{where}: is gated ({status}), and its terms were not accepted for this token: {page}")
+
+    def _denied(self, where: str, status: int) -> AccessDenied:
+        if status == 403:
+            return AccessDenied(f"{where}: the token has no right to read it (403)")
+        if self._has_token:
+            return AccessDenied(
+                f"{where}: the token is not valid, or the repository does not exist (401): check HF_TOKEN"
+            )
+        return AccessDenied(
+            f"{where}: private or not there, and no token was sent (401): set HF_TOKEN if it is private"
+        )
+
+
+# -- the two ways to a snapshot ---------------
+
+
+def _from_hub(hub: _Hub, cache: _Cache, revision: str | None, choose: Chooser) -> Snapshot:
+    commit, files = hub.list()
+    cache.remember(revision, commit)
+    where = f"{cache.name} at {commit[:12]} ({hub.endpoint})"
+    chosen = choose(Listing(where, files, lambda path: hub.read(path, commit)))
+    sizes = {file.path: file.size for file in files if file.path in set(chosen)}
+    folder = cache.snapshot(commit)
+    absent = [path for path in sizes if not (folder / path).is_file()]
+    if absent:
+        logger.info("%s: fetching %d of %d files", where, len(absent), len(sizes))
+        hub.fetch(absent, commit)
+    for path, size in sizes.items():
+        _check_arrived(folder / path, size)
+    return Snapshot(folder, cache.name, commit)
+
+
+def _from_cache(cache: _Cache, revision: str | None, choose: Chooser, why: str) -> Snapshot:
+    commit = cache.commit(revision)
+    if commit is None:
+        raise LocateError(
+            f"{cache.name}: revision {revision or 'main'!r} is not in the cache {cache.root} ({why}): load it once"
+            " online, or say with HF_HOME or cache_dir where it lies"
+        )
+    where = f"{cache.name} at {commit[:12]} in the cache {cache.root} ({why})"
+    choose(Listing(where, list(cache.files(commit)), lambda path: (cache.snapshot(commit) / path).read_bytes()))
+    return Snapshot(cache.snapshot(commit), cache.name, commit)
+
+
+def _check_arrived(file: Path, size: int) -> None:
+    if not file.is_file():
+        raise LocateError(f"{file}: did not arrive: the Hub listed it and no error was told; try again")
+    found = file.stat().st_size
+    if found != size:
+        raise CorruptFile(f"{file}: {found:,} bytes in the cache, {size:,} on the Hub: remove it and fetch it again")
+
+
+# -- small things ---------------
+
+
+def _library() -> Any:
+    # Any: it is an extra, and its types are not there for whoever checks without it.
+    try:
+        return import_module("huggingface_hub")
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "models are fetched from the Hub by huggingface_hub, which is not installed: pip install tensorferry[hub]"
+        ) from error
+
+
+def _silent(lib: Any) -> Any:
+    class Silent(lib.utils.tqdm):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **{**kwargs, "disable": True})
+
+    return Silent
+
+
+def _default_cache() -> Path:
+    environment = os.environ
+    if "HF_HUB_CACHE" in environment:
+        return Path(environment["HF_HUB_CACHE"])
+    if "HF_HOME" in environment:
+        return Path(environment["HF_HOME"], "hub")
+    return Path(environment.get("XDG_CACHE_HOME", "~/.cache"), "huggingface", "hub")
+
+
+def _check_names(name: str, revision: str | None) -> None:
+    """Refuse what cannot be a name on the Hub before it becomes part of a path or a URL."""
+    if not _NAME.fullmatch(name) or ".." in name or "--" in name:
+        raise LocateError(f"{shown(name)!r} is neither a folder here nor a name on the Hub, such as 'owner/model'")
+    if revision is not None and (not _REVISION.fullmatch(revision) or ".." in revision):
+        raise ConfigError(f"revision {shown(revision)!r}: a branch, a tag or a commit is expected")
+
+
+def _is_plain(path: str) -> bool:
+    return posixpath.normpath(path) == path and path[0] != "/" and ".." not in path.split("/") and "\\" not in path
