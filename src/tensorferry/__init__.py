@@ -1,1 +1,108 @@
-"""Loads the weights of language models: planned first, strict, with bounded memory."""
+"""Loads the weights of language models into any PyTorch model: planned first, strict, with bounded memory.
+
+The names below are the public interface. Importing this package does not import torch; what needs torch is
+imported when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from tensorferry.checkpoint import Checkpoint, open_checkpoint
+from tensorferry.config import ReadOptions
+from tensorferry.core import (
+    Box,
+    Catalogue,
+    Drop,
+    Ignore,
+    Join,
+    Place,
+    Plan,
+    Region,
+    RuleSet,
+    Slot,
+    Split,
+    Strictness,
+    TensorEntry,
+)
+from tensorferry.errors import (
+    AccessDenied,
+    ConfigError,
+    CorruptFile,
+    FinalizeError,
+    FormatError,
+    LocateError,
+    PlanError,
+    ReadError,
+    RuleError,
+    TensorferryError,
+    UnknownFormat,
+    UnsafeFile,
+    UnsupportedDtype,
+)
+from tensorferry.problems import Problem, ProblemKind
+from tensorferry.report import Report
+
+if TYPE_CHECKING:
+    from tensorferry.api import load, plan
+    from tensorferry.execute import Feeder
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AccessDenied",
+    "Box",
+    "Catalogue",
+    "Checkpoint",
+    "ConfigError",
+    "CorruptFile",
+    "Drop",
+    "Feeder",
+    "FinalizeError",
+    "FormatError",
+    "Ignore",
+    "Join",
+    "LocateError",
+    "Place",
+    "Plan",
+    "PlanError",
+    "Problem",
+    "ProblemKind",
+    "ReadError",
+    "ReadOptions",
+    "Region",
+    "Report",
+    "RuleError",
+    "RuleSet",
+    "Slot",
+    "Split",
+    "Strictness",
+    "TensorEntry",
+    "TensorferryError",
+    "UnknownFormat",
+    "UnsafeFile",
+    "UnsupportedDtype",
+    "load",
+    "open_checkpoint",
+    "plan",
+]
+
+_LAZY = {
+    "Feeder": "tensorferry.execute",
+    "load": "tensorferry.api",
+    "plan": "tensorferry.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs torch when it is first asked for."""
+    if name not in _LAZY:
+        raise AttributeError(f"module 'tensorferry' has no attribute {name!r}")
+    value = getattr(import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -153,11 +153,16 @@ class _Run:
 
 
 def _tiling(uses: list[tuple[int, torch.Tensor | None, Task]], length: int) -> list[torch.Tensor] | None:
-    """Return the tensors in order where they take up a read of `length` bytes exactly, else None."""
+    """Return tensors that take up a read of `length` bytes in order, scratch ones for the holes between them.
+
+    None where some of the bytes have to be staged.
+    """
     at, targets = 0, []
     for offset, into, _ in sorted(uses, key=lambda use: use[0]):
-        if into is None or offset != at:
+        if into is None or offset < at:
             return None
+        if offset > at:
+            targets.append(torch.empty(offset - at, dtype=torch.uint8))
         targets.append(into)
-        at += into.nbytes
+        at = offset + into.nbytes
     return targets if at == length else None

@@ -1,0 +1,267 @@
+"""The few lines that most people call: plan a load, do it, get a report. Start reading here."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from tensorferry.checkpoint import Checkpoint, open_checkpoint
+from tensorferry.config import ReadOptions
+from tensorferry.core.lower import lower
+from tensorferry.core.plan import Plan, Strictness
+from tensorferry.core.planning import make_plan
+from tensorferry.core.ruleset import RuleSet
+from tensorferry.core.target import Target
+from tensorferry.core.wrappers import unwrapping
+from tensorferry.errors import FinalizeError, TensorferryError
+from tensorferry.execute.base import Counters, Executor
+from tensorferry.execute.threaded import ThreadedExecutor
+from tensorferry.formats.merge import same_values
+from tensorferry.modules.describe import describe
+from tensorferry.modules.finalize import Completion, derive_buffers, refuse_unfilled
+from tensorferry.modules.materialize import Materialized
+from tensorferry.modules.tie import settle_ties
+from tensorferry.progress import SILENT, Progress
+from tensorferry.report import Report
+
+__all__ = ["Prepared", "load", "plan", "prepare", "run"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A load that has been planned and not begun: what to fill, how, and what to tell of it."""
+
+    checkpoint: Checkpoint
+    target: Target
+    plan: Plan
+    notes: tuple[str, ...] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+def load(
+    model: nn.Module,
+    path: str | os.PathLike[str] | Checkpoint,
+    *,
+    rules: RuleSet | None = None,
+    device: torch.device | str | None = None,
+    strict: Strictness | None = None,
+    options: ReadOptions | None = None,
+    progress: Progress = SILENT,
+    **opening: Any,
+) -> Report:
+    """Fill `model` from the checkpoint at `path` and return the report.
+
+    Everything is planned first: unless all of it fits, PlanError lists every problem and the model is as it was.
+    Parameters on meta get memory on `device` (default: CPU) when their bytes come; others are written in place, in
+    the type they have. `rules` say how names differ; without them, names are the model's, but for what wrappers put
+    before them. Afterwards the model has run its ``process_weights_after_loading`` hooks and is in eval mode.
+
+    opening: options of `open_checkpoint`. Raises LocateError, FormatError, PlanError, ReadError, FinalizeError;
+    ``error.touched`` says whether the model may have been written to.
+    """
+    with _opened(path, options, opening) as checkpoint:
+        prepared = prepare(model, checkpoint, rules=rules, strict=strict)
+        return run(model, prepared, device=device, strict=strict, progress=progress)
+
+
+def plan(
+    model: nn.Module,
+    path: str | os.PathLike[str] | Checkpoint,
+    *,
+    rules: RuleSet | None = None,
+    strict: Strictness | None = None,
+    **opening: Any,
+) -> Plan:
+    """Return the plan of loading `path` into `model`, with all its problems. Reads headers only, touches nothing."""
+    with _opened(path, None, opening) as checkpoint:
+        return prepare(model, checkpoint, rules=rules, strict=strict).plan
+
+
+def prepare(
+    model: nn.Module,
+    checkpoint: Checkpoint,
+    *,
+    target: Target | None = None,
+    rules: RuleSet | None = None,
+    strict: Strictness | None = None,
+) -> Prepared:
+    """Describe `model` (or take `target`), settle names and ties, and plan. Touches nothing, raises no PlanError."""
+    clock = _Clock()
+    notes: list[str] = []
+    with clock("describe"):
+        target = describe(model) if target is None else target
+    with clock("plan"):
+        if rules is None:
+            rules, notes = _guessed_rules(checkpoint, target)
+        storage = checkpoint.storage
+        target, untied = settle_ties(checkpoint.catalogue, target, rules, lambda a, b: same_values(storage, a, b))
+        made = make_plan(checkpoint.catalogue, target, rules, strict=strict)
+    return Prepared(checkpoint, target, made, (*notes, *untied), clock.seconds)
+
+
+def run(
+    model: nn.Module,
+    prepared: Prepared,
+    *,
+    device: torch.device | str | None = None,
+    strict: Strictness | None = None,
+    executor: Executor | None = None,
+    progress: Progress = SILENT,
+    derive: Callable[[nn.Module, torch.device], list[str]] = derive_buffers,
+) -> Report:
+    """Do what was planned: materialize, move the bytes, finalize; return the report.
+
+    derive: computes the non-persistent buffers that are on meta and returns their names. Raises PlanError before
+    anything is touched; ReadError and FinalizeError afterwards.
+    """
+    made, options = prepared.plan, prepared.checkpoint.options
+    made.raise_for_problems()
+    clock = _Clock(prepared.seconds)
+    executor = executor or ThreadedExecutor(options.workers)
+    with clock("schedule"):
+        schedule = lower(
+            made,
+            max_gap=options.max_gap,
+            max_read=options.max_read,
+            max_staging=options.max_staging,
+            waste=options.waste,
+        )
+    device = torch.device(device or "cpu")
+    parameters = Materialized(model, prepared.target, device)
+    completion = Completion(model, prepared.target, {s.parameter for s in made.steps})
+    logger.info("loading %s: %s bytes to read", prepared.checkpoint.uri, f"{schedule.bytes_read:,}")
+    with _telling_what_was_touched(parameters), torch.no_grad():
+        with clock("load"):
+            counters = executor.run(
+                schedule, prepared.checkpoint.storage, parameters, on_ready=completion.ready, progress=progress
+            )
+            prepared.checkpoint.storage.check_unchanged()
+        with clock("finalize"):
+            _refuse_losses(counters, strict or Strictness())
+            _materialize_empty(parameters, made)
+            computed = derive(model, device)
+            completion.finish()
+            refuse_unfilled(model, _unfilled(parameters, made))
+            model.eval()
+    report = _report(prepared, executor, counters, tuple(computed), tuple(completion.processed), clock.seconds)
+    for warning in report.warnings:
+        logger.warning("%s: %s", report.source, warning)
+    logger.info("loaded %s in %.2f s", report.source, sum(report.seconds.values()))
+    return report
+
+
+def _opened(
+    path: str | os.PathLike[str] | Checkpoint, options: ReadOptions | None, opening: dict[str, Any]
+) -> AbstractContextManager[Checkpoint]:
+    if isinstance(path, Checkpoint):
+        return nullcontext(path)
+    return open_checkpoint(path, options=options, **opening)
+
+
+def _guessed_rules(checkpoint: Checkpoint, target: Target) -> tuple[RuleSet, list[str]]:
+    found = unwrapping(checkpoint.catalogue, target.keys())
+    if found is None:
+        return RuleSet(), []
+    return found[0], [f"the prefix {found[1]} that a wrapper left on every name was stripped"]
+
+
+@contextmanager
+def _telling_what_was_touched(parameters: Materialized) -> Iterator[None]:
+    try:
+        yield
+    except TensorferryError as error:
+        error.touched = parameters.touched
+        raise
+    except BaseException as error:
+        if parameters.touched:
+            error.add_note("tensorferry: some parameters of the model had been written when this happened")
+        raise
+
+
+def _refuse_losses(counters: Counters, strict: Strictness) -> None:
+    spoiled = {name: loss for name, loss in counters.losses.items() if loss.overflow}
+    if spoiled and strict.lossy == "error":
+        first = "; ".join(f"{name}: {loss}" for name, loss in list(spoiled.items())[:5])
+        raise FinalizeError(
+            f"{len(spoiled)} parameters lost values to a type that cannot hold them ({first}): load into a wider "
+            "type such as bfloat16 or float32, or allow it with Strictness(lossy='warn')"
+        )
+
+
+def _materialize_empty(parameters: Materialized, made: Plan) -> None:
+    """Give tensors without elements their (empty) memory: no bytes ever came for them."""
+    for name, spec in made.parameters.items():
+        if 0 in spec.shape:
+            parameters[name]
+
+
+def _unfilled(parameters: Materialized, made: Plan) -> dict[str, str]:
+    return {name: "missing in part" for name in made.missing if name in parameters.given_memory}
+
+
+def _report(
+    prepared: Prepared,
+    executor: Executor,
+    counters: Counters,
+    computed: tuple[str, ...],
+    processed: tuple[str, ...],
+    seconds: Mapping[str, float],
+) -> Report:
+    made, checkpoint = prepared.plan, prepared.checkpoint
+    narrowed = {name: (loss.overflow, loss.underflow) for name, loss in counters.losses.items()}
+    warnings = [*checkpoint.warnings, *prepared.notes]
+    warnings += [f"{name}: {loss} when cast" for name, loss in counters.losses.items()]
+    warnings += [
+        f"{p.kind.value}: {p.subject} {p.detail}".strip() for p in made.problems if p.subject not in made.unexpected
+    ]
+    return Report(
+        source=checkpoint.uri,
+        format=checkpoint.catalogue.format,
+        files=checkpoint.catalogue.files,
+        selection=checkpoint.selection.reason,
+        ignored_files=dict(checkpoint.selection.ignored),
+        parameters=len(made.parameters),
+        entries=len(checkpoint.catalogue),
+        bytes_needed=made.bytes_needed,
+        bytes_read=counters.bytes_read,
+        reads=counters.reads,
+        direct_bytes=counters.direct_bytes,
+        staging_peak=counters.staging_peak,
+        executor=type(executor).__name__,
+        fingerprint=made.fingerprint,
+        unexpected=made.unexpected,
+        missing=made.missing,
+        dropped={d.name: d.why for d in made.dropped},
+        ties=dict(made.aliases),
+        computed=computed,
+        post_processed=processed,
+        casts={f"{a} -> {b}": n for (a, b), n in made.casts.items()},
+        losses=narrowed,
+        warnings=tuple(warnings),
+        seconds=seconds,
+    )
+
+
+class _Clock:
+    """Seconds per phase, in the order in which the phases began."""
+
+    def __init__(self, before: Mapping[str, float] | None = None) -> None:
+        self.seconds: dict[str, float] = dict(before or {})
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - began

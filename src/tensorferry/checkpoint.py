@@ -1,0 +1,133 @@
+"""An open checkpoint: its catalogue, and reading from it. Importing this does not import torch; reading does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from tensorferry.config import ReadOptions
+from tensorferry.core.catalogue import Catalogue, TensorEntry
+from tensorferry.core.names import nearest
+from tensorferry.errors import LocateError, PlanError, shown
+from tensorferry.formats.base import Selection
+from tensorferry.formats.opening import Opened, open_files
+from tensorferry.storage.base import Storage
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Checkpoint", "open_checkpoint"]
+
+
+class Checkpoint:
+    """A checkpoint whose headers have been read and validated. Close it, or use it as a context manager.
+
+    catalogue: its entries. selection: which files, and why. warnings: what the caller should be told.
+    """
+
+    def __init__(self, opened: Opened, options: ReadOptions) -> None:
+        self._opened = opened
+        self.options = options
+
+    @property
+    def catalogue(self) -> Catalogue:
+        return self._opened.catalogue
+
+    @property
+    def selection(self) -> Selection:
+        return self._opened.selection
+
+    @property
+    def storage(self) -> Storage:
+        return self._opened.storage
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return self._opened.warnings
+
+    @property
+    def uri(self) -> str:
+        return self.storage.uri
+
+    def tensors(
+        self, names: Collection[str] | Callable[[str], bool] | None = None
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield (name, tensor) in storage order, as models' ``load_weights`` take them.
+
+        names: only these, or those for which it returns true; what is left out is not read. Tensors own their
+        memory and have the checkpoint's dtype; those that torch lacks come as bytes (uint8). Reading is ahead of the
+        consumer by at most ``options.max_staging`` bytes. Raises PlanError for a name that is not there, ReadError.
+        """
+        from tensorferry.execute.stream import stream
+
+        yield from stream(self.storage, self._chosen(names), self.options)
+        self.storage.check_unchanged()
+
+    def read(self, name: str) -> torch.Tensor:
+        """Return the values of one entry in memory of their own, in the checkpoint's dtype.
+
+        Raises PlanError where there is no such entry, ReadError.
+        """
+        from tensorferry.execute.simple import read_entry
+
+        (entry,) = self._chosen([name])
+        return read_entry(self.storage, entry)
+
+    def close(self) -> None:
+        """Release the files; idempotent. The catalogue stays."""
+        self._opened.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Checkpoint {self.uri}: {self.catalogue!r}>"
+
+    def _chosen(self, names: Collection[str] | Callable[[str], bool] | None) -> Sequence[TensorEntry]:
+        entries = list(self.catalogue.values())
+        if names is None:
+            return entries
+        if callable(names):
+            return [e for e in entries if names(e.name)]
+        wanted = {names} if isinstance(names, str) else set(names)
+        for name in sorted(wanted - self.catalogue.keys()):
+            near = nearest(name, self.catalogue)
+            hint = f"; did you mean {', '.join(map(shown, near))}?" if near else ""
+            raise PlanError(f"{self.uri} holds no tensor {shown(name)!r}{hint}")
+        return [e for e in entries if e.name in wanted]
+
+
+def open_checkpoint(
+    path: str | os.PathLike[str],
+    *,
+    load_format: str = "auto",
+    subfolder: str | None = None,
+    variant: str | None = None,
+    allow_patterns: Sequence[str] | None = None,
+    ignore_patterns: Sequence[str] = (),
+    options: ReadOptions | None = None,
+) -> Checkpoint:
+    """Open the checkpoint at `path`: a folder, a weight file or a shard index. Reads headers only.
+
+    load_format: auto, hf, safetensors, mistral or pt. variant: such as ``fp16`` in ``model.fp16.safetensors``.
+    allow_patterns: file name patterns that override the choice; ignore_patterns: files that are not looked at.
+
+    Raises LocateError (nothing there, or a shard is absent), FormatError (damaged, unsafe, unknown), ConfigError.
+    """
+    if not Path(path).exists() and not Path(path).is_symlink():
+        raise LocateError(f"{os.fspath(path)}: there is no such file or folder")
+    opened = open_files(
+        path,
+        load_format=load_format,
+        subfolder=subfolder,
+        variant=variant,
+        allow_patterns=allow_patterns,
+        ignore_patterns=ignore_patterns,
+    )
+    return Checkpoint(opened, options or ReadOptions())
