@@ -43,6 +43,7 @@ from tensorferry.errors import (
 )
 from tensorferry.problems import Problem, ProblemKind
 from tensorferry.report import Report
+from tensorferry.verify import Verified, verify
 
 if TYPE_CHECKING:
     from tensorferry.api import load, plan
@@ -83,9 +84,11 @@ __all__ = [
     "UnknownFormat",
     "UnsafeFile",
     "UnsupportedDtype",
+    "Verified",
     "load",
     "open_checkpoint",
     "plan",
+    "verify",
 ]
 
 _LAZY = {

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ from tensorferry.modules.materialize import Materialized
 from tensorferry.modules.tie import settle_ties
 from tensorferry.progress import SILENT, Progress
 from tensorferry.report import Report
+from tensorferry.verify import verified_how, verify_files
 
 __all__ = ["Prepared", "load", "plan", "prepare", "run"]
 
@@ -45,6 +46,7 @@ class Prepared:
     target: Target
     plan: Plan
     notes: tuple[str, ...] = ()
+    verified: str = "contents not verified"
     seconds: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -56,6 +58,7 @@ def load(
     device: torch.device | str | None = None,
     strict: Strictness | None = None,
     options: ReadOptions | None = None,
+    verify: bool = False,
     progress: Progress = SILENT,
     **opening: Any,
 ) -> Report:
@@ -66,11 +69,16 @@ def load(
     the type they have. `rules` say how names differ; without them, names are the model's, but for what wrappers put
     before them. Afterwards the model has run its ``process_weights_after_loading`` hooks and is in eval mode.
 
+    verify: read every file once before, and compare digests where there are some; see `tensorferry.verify`.
     opening: options of `open_checkpoint`. Raises LocateError, FormatError, PlanError, ReadError, FinalizeError;
     ``error.touched`` says whether the model may have been written to.
     """
     with _opened(path, options, opening) as checkpoint:
+        clock = _Clock()
+        with clock("verify") if verify else nullcontext():
+            verified = verified_how(verify_files(checkpoint, progress=progress)) if verify else Prepared.verified
         prepared = prepare(model, checkpoint, rules=rules, strict=strict)
+        prepared = replace(prepared, verified=verified, seconds={**clock.seconds, **prepared.seconds})
         return run(model, prepared, device=device, strict=strict, progress=progress)
 
 
@@ -106,7 +114,7 @@ def prepare(
         storage = checkpoint.storage
         target, untied = settle_ties(checkpoint.catalogue, target, rules, lambda a, b: same_values(storage, a, b))
         made = make_plan(checkpoint.catalogue, target, rules, strict=strict)
-    return Prepared(checkpoint, target, made, (*notes, *untied), clock.seconds)
+    return Prepared(checkpoint, target, made, (*notes, *untied), seconds=clock.seconds)
 
 
 def run(
@@ -248,6 +256,7 @@ def _report(
         casts={f"{a} -> {b}": n for (a, b), n in made.casts.items()},
         losses=narrowed,
         warnings=tuple(warnings),
+        verified=prepared.verified,
         seconds=seconds,
     )
 

@@ -48,7 +48,7 @@ class Report:
     casts: Mapping[str, int] = field(default_factory=dict)
     losses: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
-    verified: str = "contents not verified: no digests were given"
+    verified: str = "contents not verified"
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
