@@ -150,7 +150,7 @@ class _Search:
     def notes(self) -> Iterator[str]:
         if self.joined:
             keys = _enumerated([repr(shown(key)) for key in self.joined[:_NAMED]], len(self.joined))
-            yield f"{shown(self.path)}: the names in {keys} were joined to it with dots"
+            yield f"{shown(self.path)}: the dicts {keys} were flattened, their names joined with dots"
         if self.left_out:
             what = _enumerated(self.left_out, self.left_out_count)
             yield f"{shown(self.path)}: left out what is no tensor of the model: {what}"
