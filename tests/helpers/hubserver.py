@@ -286,3 +286,17 @@ def _only_loopback(connect: Callable[..., None]) -> Callable[..., None]:
         connect(self, address)
 
     return guarded
+
+
+def download_without_locks(name: str) -> dict[str, bytes]:
+    """Download a model where file locks do nothing, as on some network file systems; return its files' contents.
+
+    Lives here, where importing it is quick, because a process of its own runs it.
+    """
+    import fcntl
+
+    from tensorferry.formats.download import download
+
+    fcntl.flock = lambda fd, operation: None
+    top = download(name).path
+    return {path.relative_to(top).as_posix(): path.read_bytes() for path in top.rglob("*") if path.is_file()}

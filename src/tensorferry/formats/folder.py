@@ -96,11 +96,9 @@ class Folder:
             return file
         if file is not None and file.broken is not None:
             raise LocateError(f"broken link {shown(path)} -> {shown(file.broken)}: what it points to is not there")
-        if self.stat is not None:
-            return self.stat(path)
-        if file is None:
+        if file is None and (self.stat is None or _is_direct(path, self.path)):
             raise LocateError("")
-        return file
+        return self.stat(path) if self.stat is not None else File(path, 0, ())
 
     def weights_of(self, family: Family) -> list[WeightName]:
         """Return the files of `family` and of the variant asked for that may be base weights."""

@@ -32,6 +32,7 @@ __all__ = ["Wanted", "choose", "select", "select_file"]
 IndexReader = Callable[[File], dict[str, str]]
 """Reads an index of the listing: tensor name to shard, relative to the index's folder."""
 
+_MAX_ABSENT = 100
 _VARIANT = re.compile(r"[\w-]+")
 
 
@@ -194,7 +195,7 @@ def _by_index(folder: Folder, family: Family, index: IndexName, weight_map: dict
 
 
 def _look_up(folder: Folder, paths: Sequence[str]) -> tuple[list[File], dict[str, str]]:
-    """Return the files at `paths`, and for each absent one what is known about its absence."""
+    """Return the files at `paths`, and for each absent one what is known; it stops after `_MAX_ABSENT` of these."""
     files: list[File] = []
     absent: dict[str, str] = {}
     for path in paths:
@@ -202,12 +203,15 @@ def _look_up(folder: Folder, paths: Sequence[str]) -> tuple[list[File], dict[str
             files.append(folder.find(path))
         except LocateError as error:
             absent[path] = str(error)
+            if len(absent) == _MAX_ABSENT:
+                break
     return files, absent
 
 
 def _absent(folder: Folder, index: str, shards: Sequence[str], absent: dict[str, str], *, stale: bool) -> LocateError:
     names = _few([shown(path) for path in absent])
-    share = "none of them is there" if stale else f"{len(absent)} of them {_is(len(absent))} not there"
+    count = f"{len(absent)}{' or more' * (len(absent) == _MAX_ABSENT)}"
+    share = "none of them is there" if stale else f"{count} of them {_is(len(absent))} not there"
     why = _few([text for text in absent.values() if text], 2, "; ")
     text = f"{folder.where}: {index} names {_files(len(shards))} and {share}: {names}{f' ({why})' if why else ''}"
     rest = f"{folder.inventory()} Fetch what is missing, or name the files to load with allow_patterns."

@@ -218,10 +218,10 @@ class _Hub:
         return LocateError(f"{where}: the Hub answered {status}")
 
     def _gated(self, where: str, status: int) -> AccessDenied:
-        page = f"accept them at {self.endpoint}/{self._name}"
+        page = f"accept its terms at {self.endpoint}/{self._name}"
         if not self._has_token:
             return AccessDenied(f"{where}: is gated ({status}), and no token was sent: {page} and set HF_TOKEN")
-        return AccessDenied(f"{where}: is gated ({status}), and its terms were not accepted for this token: {page}")
+        return AccessDenied(f"{where}: is gated ({status}), and this token may not read it: {page}")
 
     def _denied(self, where: str, status: int) -> AccessDenied:
         if status == 403:
