@@ -18,13 +18,12 @@ import torch
 from tensorferry.core.schedule import Batch, Read, Schedule, Task
 from tensorferry.execute.base import Counters, OnReady, Parameters, Remaining
 from tensorferry.execute.placing import in_place, perform
+from tensorferry.execute.staging import Staging
 from tensorferry.numerics.memory import bytes_of
 from tensorferry.progress import SILENT, Progress
 from tensorferry.storage.base import Storage, SupportsScatter
 
 __all__ = ["ThreadedExecutor"]
-
-_NOTHING = torch.empty(0, dtype=torch.uint8)
 
 
 class ThreadedExecutor:
@@ -52,6 +51,7 @@ class ThreadedExecutor:
             run.cancelled.set()
             pool.shutdown(wait=True, cancel_futures=True)
             progress.finish()
+        run.counters.staging_peak = run.staging.peak
         return run.counters
 
     def _feed(self, run: _Run, pool: ThreadPoolExecutor, on_ready: OnReady | None, progress: Progress) -> None:
@@ -90,39 +90,31 @@ class _Run:
     finished: queue.SimpleQueue[Future[Batch]] = field(default_factory=queue.SimpleQueue)
     cancelled: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
-    staged: int = 0
+
+    def __post_init__(self) -> None:
+        room = max((_layout(b.reads)[1] for b in self.schedule.batches), default=0)
+        self.staging = Staging(min(room, self.schedule.max_staging))
 
     def work(self, batch: Batch) -> Batch:
         """Read and place one batch, in a thread of the pool."""
         direct, rest = self._sort_out(batch)
-        counters, staged = Counters(), [_NOTHING] * len(batch.reads)
-        size = sum(r.length for n, r in enumerate(batch.reads) if n not in direct)
-        self._stage(size)
-        try:
+        where, size = _layout([None if n in direct else r for n, r in enumerate(batch.reads)])
+        counters = Counters()
+        with self.staging.lend(size) as block:
+            staged = [block[at : at + length] for at, length in where]
             for n, read in enumerate(batch.reads):
                 if self.cancelled.is_set():
                     return batch
-                if n in direct:
-                    self._read(read, [bytes_of(t) for t in direct[n]])
-                    counters.direct_bytes += read.length
-                else:
-                    staged[n] = torch.empty(read.length, dtype=torch.uint8)
-                    self._read(read, [bytes_of(staged[n])])
+                self._read(read, [bytes_of(t) for t in direct.get(n, (staged[n],))])
+                counters.direct_bytes += read.length if n in direct else 0
                 counters.bytes_read += read.length
                 counters.reads += 1
             for task in rest:
                 name = self.schedule.plan.steps[task.step].parameter
                 counters.lost(name, perform(self.schedule.plan, task, staged, self.parameters[name]))
-        finally:
-            self._stage(-size)
         with self.lock:
             self.counters.absorb(counters)
         return batch
-
-    def _stage(self, size: int) -> None:
-        with self.lock:
-            self.staged += size
-            self.counters.staging_peak = max(self.counters.staging_peak, self.staged)
 
     def _read(self, read: Read, outs: Sequence[memoryview]) -> None:
         if isinstance(self.storage, SupportsScatter):
@@ -150,6 +142,22 @@ class _Run:
                 direct[n] = targets
         rest = [t for t in batch.tasks if not t.inputs or any(p.read not in direct for i in t.inputs for p in i.pieces)]
         return direct, rest
+
+
+def _layout(reads: Sequence[Read | None]) -> tuple[list[tuple[int, int]], int]:
+    """Return (start, length) in a staging block for each read, and the size of the block.
+
+    A byte lies on the same address modulo 64 as in its file, so that what is aligned there is aligned here.
+    """
+    where, at = [], 0
+    for read in reads:
+        if read is None:
+            where.append((0, 0))
+            continue
+        at += (read.offset - at) % 64
+        where.append((at, read.length))
+        at += read.length
+    return where, at
 
 
 def _tiling(uses: list[tuple[int, torch.Tensor | None, Task]], length: int) -> list[torch.Tensor] | None:
