@@ -187,8 +187,8 @@ def _kind(name: WeightName) -> str:
 
 def _sentence(kinds: Mapping[str, Sequence[str]], others: Sequence[str]) -> str:
     if not kinds:
-        found = f"{len(others)} other files, such as {shown(others[0])}" if others else "nothing at all"
-        return f"There is no weight file of any known kind, and {found}."
+        found = f"only {_counted(others)}" if others else "nothing at all"
+        return f"There is no weight file of any known kind: {found}."
     return f"There is: {'; '.join(f'{kind}: {_counted(paths)}' for kind, paths in kinds.items())}."
 
 

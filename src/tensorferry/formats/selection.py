@@ -33,6 +33,7 @@ IndexReader = Callable[[File], dict[str, str]]
 """Reads an index of the listing: tensor name to shard, relative to the index's folder."""
 
 _MAX_ABSENT = 100
+_ADVICE = "Fetch what is missing, or name the files to load with allow_patterns."
 _VARIANT = re.compile(r"[\w-]+")
 
 
@@ -136,7 +137,7 @@ def choose(
             continue
         if selection is not None:
             return selection if stale is None else _instead_of(stale, selection)
-    raise stale or _nothing(folder, wanted)
+    raise LocateError(str(stale)) if stale is not None else _nothing(folder, wanted)
 
 
 class _StaleIndex(LocateError):
@@ -210,11 +211,11 @@ def _look_up(folder: Folder, paths: Sequence[str]) -> tuple[list[File], dict[str
 
 def _absent(folder: Folder, index: str, shards: Sequence[str], absent: dict[str, str], *, stale: bool) -> LocateError:
     names = _few([shown(path) for path in absent])
-    count = f"{len(absent)}{' or more' * (len(absent) == _MAX_ABSENT)}"
+    count = f"{len(absent)}{' or more' if len(absent) == _MAX_ABSENT else ''}"
     share = "none of them is there" if stale else f"{count} of them {_is(len(absent))} not there"
     why = _few([text for text in absent.values() if text], 2, "; ")
     text = f"{folder.where}: {index} names {_files(len(shards))} and {share}: {names}{f' ({why})' if why else ''}"
-    rest = f"{folder.inventory()} Fetch what is missing, or name the files to load with allow_patterns."
+    rest = f"{folder.inventory()} {_ADVICE}"
     return _StaleIndex(text, rest) if stale else LocateError(f"{text}. {rest}")
 
 
@@ -261,10 +262,9 @@ def _sets(folder: Folder, names: Sequence[WeightName]) -> list[list[WeightName]]
             splits.setdefault((name.stem, name.count), []).append(name)
     for (_, count), parts in splits.items():
         _refuse_incomplete(folder, count, parts)
-    canonical = [name for name in sorted(plain, key=lambda n: _rank(n.stem)) if name.stem in CANONICAL_STEMS]
-    return (
-        [*splits.values(), *([p] for p in canonical[:1])] if canonical else [*splits.values(), *([plain] * bool(plain))]
-    )
+    canonical = sorted((name for name in plain if name.stem in CANONICAL_STEMS), key=lambda name: _rank(name.stem))
+    whole = canonical[:1] or plain
+    return [*splits.values(), whole] if whole else list(splits.values())
 
 
 def _refuse_incomplete(folder: Folder, count: int, parts: Sequence[WeightName]) -> None:
@@ -277,8 +277,8 @@ def _refuse_incomplete(folder: Folder, count: int, parts: Sequence[WeightName]) 
     if missing:
         names = _few([shown(_numbered(first, number)) for number in missing], 3)
         raise LocateError(
-            f"{folder.where}: {len(parts)} of the {count} files that {shown(first.path)} belongs to are there; absent:"
-            f" {names}. {folder.inventory()} Fetch what is missing, or name the files to load with allow_patterns."
+            f"{folder.where}: the set that {shown(first.path)} belongs to is incomplete: {len(parts)} of {count} files"
+            f" are there, without {names}. {folder.inventory()} {_ADVICE}"
         )
     if len(parts) != count:
         raise FormatError(
