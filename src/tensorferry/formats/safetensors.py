@@ -68,7 +68,7 @@ class SafetensorsFormat:
             file = storage.stat(file.path)
         what = f"{shown(file.path)} ({shown(storage.uri, 300)})"
         length = _header_length(storage, file, what)
-        stream = JsonStream(_windows(storage, file.path, length), what=f"{what}: header")
+        stream = JsonStream(_windows(storage, file, length, what), what=f"{what}: header")
         placed, metadata = _read_members(stream, what)
         stream.end()
         placed.sort()
@@ -83,19 +83,22 @@ def _header_length(storage: Storage, file: File, what: str) -> int:
     if file.size < 8:
         empty = "it is empty, an unfinished download most likely; " if not file.size else ""
         raise CorruptFile(f"{what}: {empty}a safetensors file has at least 8 bytes, this one {file.size}")
-    head = _read(storage, file.path, 0, min(file.size, HEAD_BYTES))
-    (length,) = struct.unpack("<Q", head[:8])
-    fault = ""
+    (length,) = struct.unpack("<Q", _read(storage, file.path, 0, 8))
     if length > MAX_HEADER:
-        fault = f"declares a header of {length} bytes, the limit of the format is {MAX_HEADER}"
-    elif length > file.size - 8:
-        fault = f"truncated: header declares {length} bytes, so the file needs over {8 + length}, it has {file.size}"
-    elif head[8:9] != b"{":
-        fault = f"the header must start with '{{', it starts with {head[8:9]!r}" if length else "its header is empty"
-    if fault:
-        real = None if head[8:9] == b"{" else looks_like(head)
-        raise CorruptFile(f"{what}: this is {real} ({fault})" if real else f"{what}: {fault}")
+        raise _no_header(storage, file, what, f"header of {length} bytes, the limit of the format is {MAX_HEADER}")
+    if length > file.size - 8:
+        short = f"truncated: header declares {length} bytes, which ends at {8 + length}, file has {file.size}"
+        raise _no_header(storage, file, what, short)
+    if not length:
+        raise _no_header(storage, file, what, "its header is empty")
     return int(length)
+
+
+def _no_header(storage: Storage, file: File, what: str, fault: str) -> CorruptFile:
+    """Return the error for a file that has no header where one belongs; it may be of quite another sort."""
+    head = _read(storage, file.path, 0, min(file.size, HEAD_BYTES))
+    real = None if head[8:9] == b"{" else looks_like(head)
+    return CorruptFile(f"{what}: this is {real} ({fault})" if real else f"{what}: {fault}")
 
 
 def _read(storage: Storage, path: str, offset: int, length: int) -> bytes:
@@ -104,9 +107,12 @@ def _read(storage: Storage, path: str, offset: int, length: int) -> bytes:
     return bytes(data)
 
 
-def _windows(storage: Storage, path: str, length: int) -> Iterator[bytes]:
+def _windows(storage: Storage, file: File, length: int, what: str) -> Iterator[bytes]:
     for offset in range(0, length, _WINDOW):
-        yield _read(storage, path, 8 + offset, min(_WINDOW, length - offset))
+        window = _read(storage, file.path, 8 + offset, min(_WINDOW, length - offset))
+        if not offset and window[:1] != b"{":
+            raise _no_header(storage, file, what, f"the header must start with '{{', it starts with {window[:1]!r}")
+        yield window
 
 
 def _read_members(stream: JsonStream, what: str) -> tuple[list[_Placed], dict[str, str]]:

@@ -142,7 +142,9 @@ class JsonStream:
             value = None
         else:
             value, at = self._decode(text, at)
-            text[at]  # a number that ends with the text may go on in the next piece
+            # What ends a value must be there to be seen: a number that ends with the text may go on in the next piece.
+            if text[at] not in _AFTER_VALUE:
+                raise json.JSONDecodeError("',' or '}' is expected after a value", text, at)
         self._position = at
         return key, value
 
@@ -284,6 +286,7 @@ def _int_or_minus_zero(text: str) -> float:
     return -0.0 if text == "-0" else int(text)
 
 
+_AFTER_VALUE = ",} \t\n\r"
 _SPACE_OR_END = " \t\n\r"  # a slice past the end of a text is "", which is `in` it too
 _SPACE = re.compile(r"[ \t\n\r]*")
 _DICTS = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_finite, parse_constant=_refuse_constant)
