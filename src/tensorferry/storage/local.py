@@ -138,7 +138,7 @@ class LocalStorage:
                 self._refuse_change(path, before, now)
 
     def close(self) -> None:
-        """Close all files and mappings; idempotent. A read that is under way in another thread ends first."""
+        """Close all files and mappings; idempotent. A file that another thread is reading is closed when that ends."""
         with self._lock:
             self._closed = True
             idle = [handle.fd for handle in self._handles.values() if not handle.users]
