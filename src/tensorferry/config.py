@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
+from typing import Any, Literal, Self, TypeVar, cast, get_args
 
-from tensorferry.errors import ConfigError
+from tensorferry.core.names import nearest
+from tensorferry.core.plan import Strictness, Treatment
+from tensorferry.errors import ConfigError, shown
 
-__all__ = ["ReadOptions"]
+__all__ = ["LoadConfig", "ModelConfig", "OwnLoader", "ReadOptions", "Strategy", "options_of"]
 
 KIB, MIB = 1 << 10, 1 << 20
+
+Strategy = Literal["lazy", "eager", "prefetch"]
+OwnLoader = Literal["trace", "stream"]
+
+_DTYPES = {
+    "float16": "float16", "half": "float16", "bfloat16": "bfloat16", "float32": "float32", "float": "float32",
+    "float64": "float64", "double": "float64",
+}  # fmt: skip
+_DEVICE = re.compile(r"[a-z]+(:\d+)?")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +44,11 @@ class ReadOptions:
     threads: int = 0
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            allowed = (int, float) if field.name == "waste" else (int,)
+        for option in fields(self):
+            value = getattr(self, option.name)
+            allowed = (int, float) if option.name == "waste" else (int,)
             if isinstance(value, bool) or not isinstance(value, allowed):
-                raise ConfigError(f"{field.name} must be a number, not {value!r}")
+                raise ConfigError(f"{option.name} must be a number, not {value!r}")
         if self.max_read < 4096 or self.max_staging < self.max_read:
             raise ConfigError(
                 f"max_read ({self.max_read:,}) must be at least 4,096 and at most max_staging ({self.max_staging:,})"
@@ -44,3 +60,202 @@ class ReadOptions:
     def workers(self) -> int:
         """How many reader threads there will be."""
         return self.threads or min(8, max(2, os.cpu_count() or 1))
+
+
+@dataclass(frozen=True, slots=True)
+class LoadConfig:
+    """How weights are loaded, whatever the model. Checked when it is made; raises ConfigError.
+
+    load_format: which loader; upper and lower case are one. download_dir: the Hub cache to use instead of the usual.
+    device: where tensors go that have no memory yet, and where models are built; None for the CPU.
+    ignore_patterns: file name patterns, one or several, of files that are neither fetched nor looked at.
+    progress: whether to tell of it on standard error. strictness: what stops a load. read: how bytes are read.
+    threads: reader threads, 0 for as many as suit the machine; more than one is for the strategy lazy.
+    own_loader: what to do with a model that has a ``load_weights(iterable)``: "trace" it, so that just the bytes it
+    uses are read, or "stream" every tensor through it. options: what the loader of that format takes beside these.
+
+    strategy: "lazy" reads what the plan needs, when it is needed. "eager" has one thread read the needed files from
+    end to end, ahead of their use, for storage that is slow unless read in sequence. "prefetch" has one thread
+    announce to the kernel what the plan needs, ahead of the reads. Both stay at most ``read.max_staging`` bytes ahead
+    of what is used, so that neither memory nor page cache fills up, and no thread outlives the load.
+    """
+
+    load_format: str = "auto"
+    download_dir: str | None = None
+    device: str | None = None
+    ignore_patterns: Sequence[str] = ("original/*",)
+    strategy: Strategy = "lazy"
+    threads: int = 0
+    progress: bool = False
+    strictness: Strictness = field(default_factory=Strictness)
+    read: ReadOptions = field(default_factory=ReadOptions)
+    own_loader: OwnLoader = "trace"
+    options: Mapping[str, Any] = field(default_factory=dict)  # Any: each loader has its own; see `options_of`
+
+    def __post_init__(self) -> None:
+        self._set("load_format", _text("load_format", self.load_format).lower())
+        self._set("download_dir", _path("download_dir", self.download_dir))
+        self._set("device", _device(self.device))
+        self._set("ignore_patterns", _patterns("ignore_patterns", self.ignore_patterns))
+        self._set("options", MappingProxyType(_named_options(self.options)))
+        _one_of("strategy", self.strategy, get_args(Strategy))
+        _one_of("own_loader", self.own_loader, get_args(OwnLoader))
+        _is("threads", self.threads, int, "a number of threads")
+        _is("progress", self.progress, bool, "true or false")
+        _is("strictness", self.strictness, Strictness, "a Strictness")
+        _is("read", self.read, ReadOptions, "ReadOptions")
+        _check_strictness(self.strictness)
+        self._check_threads()
+
+    @classmethod
+    def from_dict(cls, options: Mapping[str, Any]) -> Self:
+        """Return the configuration that plain data says; `strictness` and `read` may be mappings, too.
+
+        Raises ConfigError for an unknown key, naming the known ones, and for a value of the wrong type.
+        """
+        given = dict(options)
+        for key, kind in (("strictness", Strictness), ("read", ReadOptions)):
+            if isinstance(given.get(key), Mapping):
+                given[key] = options_of(kind, _listed_as_tuples(given[key]), what=key)
+        return options_of(cls, given, what="LoadConfig")
+
+    @property
+    def reading(self) -> ReadOptions:
+        """`read`, with the number of threads that was settled on."""
+        return replace(self.read, threads=self.threads or self.read.threads or (0 if self.strategy == "lazy" else 1))
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def _check_threads(self) -> None:
+        if self.threads < 0:
+            raise ConfigError(f"threads {self.threads}: 0 or more is expected")
+        if self.threads and self.read.threads and self.threads != self.read.threads:
+            raise ConfigError(f"threads {self.threads} contradicts read.threads {self.read.threads}: give one of them")
+        threads = self.threads or self.read.threads
+        if threads > 1 and self.strategy != "lazy":
+            raise ConfigError(
+                f"strategy {self.strategy!r} reads with one thread, and {threads} were asked for: leave threads out, "
+                "or take the strategy 'lazy'"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Which model, and as what it is to be built. Checked when it is made; raises ConfigError.
+
+    model: a folder, a weight file, or a name on the Hub. revision: a branch, tag or commit there. subfolder: where in
+    the folder or repository its weights are. variant: such as ``fp16`` in ``model.fp16.safetensors``.
+    dtype: "float32", "bfloat16" and so on, what parameters are made of where the model does not say otherwise; "auto"
+    or None to leave it to whoever builds the model. quantization: the method, where the checkpoint does not name it.
+    trust_remote_code: whether code that comes with the model may be run to build it; never needed to load weights.
+    """
+
+    model: str
+    revision: str | None = None
+    subfolder: str | None = None
+    variant: str | None = None
+    dtype: str | None = None
+    quantization: str | None = None
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "model", _path("model", self.model) or _text("model", self.model))
+        object.__setattr__(self, "dtype", _dtype(self.dtype))
+        for name in ("revision", "subfolder", "variant", "quantization"):
+            if getattr(self, name) is not None:
+                _text(name, getattr(self, name))
+        _is("trust_remote_code", self.trust_remote_code, bool, "true or false")
+
+    @classmethod
+    def from_dict(cls, options: Mapping[str, Any]) -> Self:
+        """Return the configuration that plain data says. Raises ConfigError as `LoadConfig.from_dict` does."""
+        return options_of(cls, options, what="ModelConfig")
+
+
+def options_of(kind: type[_T], options: Mapping[str, Any], *, what: str) -> _T:
+    """Return a `kind`, a dataclass that checks itself, made of `options`.
+
+    Raises ConfigError for a key that `kind` does not have, with the keys that it has, and for one that it lacks.
+    """
+    known = {f.name: f for f in fields(cast("Any", kind))}
+    for key in options:
+        if key not in known:
+            near = nearest(str(key), known)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            listed = ", ".join(known) or "nothing"
+            raise ConfigError(f"{what} has no option {shown(str(key))!r}{hint} (it takes {listed})")
+    try:
+        return kind(**options)
+    except TypeError as error:
+        raise ConfigError(f"{what}: {error}") from None
+
+
+def _is(name: str, value: object, kind: type, expected: str) -> None:
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise ConfigError(f"{name} {value!r}: {expected} is expected, not {type(value).__name__}")
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{name} {value!r}: text is expected" + (f", not {type(value).__name__}" if value else ""))
+    return value
+
+
+def _path(name: str, value: object) -> str | None:
+    if value is None or value == "":
+        return None
+    path = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(path, str):
+        raise ConfigError(f"{name} {value!r}: a path is expected, not {type(value).__name__}")
+    return path
+
+
+def _one_of(name: str, value: object, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ConfigError(f"{name} {value!r}: one of {', '.join(known)} is expected")
+
+
+def _patterns(name: str, value: object) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, Sequence) or not all(isinstance(v, str) for v in value):
+        raise ConfigError(f"{name} {value!r}: a file name pattern or a list of them is expected")
+    return tuple(value)
+
+
+def _device(value: object) -> str | None:
+    # A torch.device writes itself as the text that it is made of, so torch need not be imported to take one.
+    text = str(value) if type(value).__module__ == "torch" else value
+    if text is None:
+        return None
+    if not isinstance(text, str) or not _DEVICE.fullmatch(text):
+        raise ConfigError(f"device {value!r}: a device such as 'cpu' or 'cuda:0' is expected")
+    return text
+
+
+def _dtype(value: object) -> str | None:
+    text = str(value).removeprefix("torch.") if type(value).__module__ == "torch" else value
+    if text is None or text == "auto":
+        return None
+    if not isinstance(text, str) or text not in _DTYPES:
+        raise ConfigError(f"dtype {value!r}: one of auto, {', '.join(_DTYPES)} is expected")
+    return _DTYPES[text]
+
+
+def _named_options(value: object) -> dict[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise ConfigError(f"options {value!r}: a mapping from names to values is expected")
+    return dict(value)
+
+
+def _check_strictness(strictness: Strictness) -> None:
+    for name in ("unexpected", "missing", "lossy"):
+        _one_of(f"strictness.{name}", getattr(strictness, name), get_args(Treatment))
+    patterns: object = strictness.may_miss
+    if not isinstance(patterns, tuple) or not all(isinstance(p, str) for p in patterns):
+        raise ConfigError(f"strictness.may_miss {patterns!r}: a tuple of names in rule notation is expected")
+
+
+def _listed_as_tuples(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
