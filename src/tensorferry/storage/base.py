@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-__all__ = ["File", "Storage", "SupportsMap", "SupportsScatter"]
+__all__ = ["File", "Storage", "SupportsMap", "SupportsReadAhead", "SupportsScatter"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,4 +75,16 @@ class SupportsScatter(Protocol):
 
     def read_vector(self, path: str, offset: int, outs: Sequence[memoryview]) -> None:
         """Fill `outs` one after the other from one contiguous range of `path`, or raise ReadError."""
+        ...
+
+
+@runtime_checkable
+class SupportsReadAhead(Protocol):
+    """Storages that can be told of reads that are to come."""
+
+    def read_ahead(self, path: str, offset: int, length: int) -> None:
+        """Begin to bring bytes near, into a cache that is not this process's memory, without waiting for them.
+
+        A hint: where it cannot be followed nothing happens. Raises what opening the file for a read would raise.
+        """
         ...

@@ -40,7 +40,8 @@ class _Handle:
 
 
 class LocalStorage:
-    """The folder `root`, and its sub-folders, as a `Storage` that also `SupportsMap`.
+    """The folder `root`, and its sub-folders, as a `Storage` that also `SupportsMap`, `SupportsScatter` and
+    `SupportsReadAhead`.
 
     Nothing outside the folder is opened, whatever a path or a link says; see `Folder` for the links of a hub cache.
     The folder itself may be a link. All methods may be called from several threads.
@@ -112,6 +113,13 @@ class LocalStorage:
         with self._lock:
             so_far = self._counters
             self._counters = Counters(so_far.bytes_read + got, so_far.reads + bool(wanted))
+
+    def read_ahead(self, path: str, offset: int, length: int) -> None:
+        """Have the kernel begin to read a range of `path` into its page cache; see `SupportsReadAhead`."""
+        if not hasattr(os, "posix_fadvise"):
+            return
+        with self._lend(path) as handle, suppress(OSError):
+            os.posix_fadvise(handle.fd, offset, length, os.POSIX_FADV_WILLNEED)
 
     def map(self, path: str) -> memoryview:
         """Return all of `path` as a read-only view of a private mapping, which holds one more descriptor.

@@ -1,0 +1,79 @@
+"""Several storages as one, for models whose weights lie in several places. Reads nothing of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tensorferry.errors import LocateError, shown
+from tensorferry.storage.base import File, Storage, SupportsReadAhead, SupportsScatter
+
+__all__ = ["JoinedStorage"]
+
+
+class JoinedStorage:
+    """The files of `parts`, each below the name of its part: ``text/model.safetensors`` is in the part ``text``.
+
+    Names of parts hold no slash. Closing it closes the parts.
+    """
+
+    def __init__(self, parts: Mapping[str, Storage]) -> None:
+        self._parts = dict(parts)
+
+    @property
+    def uri(self) -> str:
+        """The places of all parts."""
+        return " + ".join(part.uri for part in self._parts.values())
+
+    def list(self) -> Sequence[File]:
+        """Return the files of every part, by part."""
+        return [_under(name, file) for name, part in self._parts.items() for file in part.list()]
+
+    def stat(self, path: str) -> File:
+        """Return a file of the part that `path` begins with; raises LocateError where there is no such part."""
+        name, part, inner = self._find(path)
+        return _under(name, part.stat(inner))
+
+    def read_into(self, path: str, offset: int, out: memoryview) -> None:
+        """Fill `out` from a file of a part."""
+        _, part, inner = self._find(path)
+        part.read_into(inner, offset, out)
+
+    def read_vector(self, path: str, offset: int, outs: Sequence[memoryview]) -> None:
+        """Fill `outs` one after the other, with one read where the part can."""
+        _, part, inner = self._find(path)
+        if isinstance(part, SupportsScatter):
+            part.read_vector(inner, offset, outs)
+            return
+        for out in outs:
+            part.read_into(inner, offset, out)
+            offset += out.nbytes
+
+    def read_ahead(self, path: str, offset: int, length: int) -> None:
+        """Pass the hint on to parts that take it."""
+        _, part, inner = self._find(path)
+        if isinstance(part, SupportsReadAhead):
+            part.read_ahead(inner, offset, length)
+
+    def check_unchanged(self) -> None:
+        """Raise ReadError if a file that was read from any part is no longer the one that was opened."""
+        for part in self._parts.values():
+            part.check_unchanged()
+
+    def close(self) -> None:
+        """Close all parts; idempotent."""
+        for part in self._parts.values():
+            part.close()
+
+    def __repr__(self) -> str:
+        return f"JoinedStorage({', '.join(self._parts)})"
+
+    def _find(self, path: str) -> tuple[str, Storage, str]:
+        name, _, inner = path.partition("/")
+        part = self._parts.get(name)
+        if part is None:
+            raise LocateError(f"{shown(path)}: no part is called {shown(name)!r}; there are {', '.join(self._parts)}")
+        return name, part, inner
+
+
+def _under(name: str, file: File) -> File:
+    return File(f"{name}/{file.path}", file.size, file.identity, file.broken)
