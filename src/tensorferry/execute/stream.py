@@ -10,6 +10,7 @@ import torch
 
 from tensorferry.config import ReadOptions
 from tensorferry.core.catalogue import TensorEntry
+from tensorferry.execute.base import Counters
 from tensorferry.execute.simple import read_entry
 from tensorferry.storage.base import Storage
 
@@ -17,13 +18,15 @@ __all__ = ["stream"]
 
 
 def stream(
-    storage: Storage, entries: Iterable[TensorEntry], options: ReadOptions
+    storage: Storage, entries: Iterable[TensorEntry], options: ReadOptions, counters: Counters | None = None
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield each entry's name and values, in the order given, in memory of their own.
 
     At most ``options.max_staging`` bytes are read ahead of the consumer, or one entry where that is larger; what the
     consumer keeps is its own. Closing the iterator stops the readers. Raises ReadError at the entry that fails.
+    `counters` are counted up as entries are asked for.
     """
+    counters = counters or Counters()
     pool = ThreadPoolExecutor(options.workers, thread_name_prefix="tensorferry")
     ahead: deque[tuple[TensorEntry, Future[torch.Tensor]]] = deque()
     held = 0
@@ -36,9 +39,17 @@ def stream(
                 del future
             ahead.append((entry, pool.submit(read_entry, storage, entry)))
             held += entry.nbytes
+            _count(counters, entry, held)
         while ahead:
             first, future = ahead.popleft()
             yield first.name, future.result()
             del future
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _count(counters: Counters, entry: TensorEntry, held: int) -> None:
+    spans = [chunk.span for chunk in entry.chunks if chunk.span is not None]
+    counters.bytes_read += sum(span.length for span in spans)
+    counters.reads += len(spans)
+    counters.staging_peak = max(counters.staging_peak, held)
