@@ -12,9 +12,9 @@ from tensorferry.core.transforms import TensorSpec
 from tensorferry.errors import PlanError, shown
 from tensorferry.execute.base import Counters, OnReady, Parameters, Remaining
 from tensorferry.execute.placing import region_of, write
+from tensorferry.numerics.casts import fill
 from tensorferry.numerics.compute import compute
-from tensorferry.numerics.memory import view_region
-from tensorferry.numerics.torch_dtypes import dtype_of, logical_shape
+from tensorferry.numerics.torch_dtypes import torch_dtype, torch_shape
 
 __all__ = ["Feeder"]
 
@@ -38,7 +38,7 @@ class Feeder:
             for name in dict.fromkeys(s.entry.name for s in step.sources):
                 self._steps[name].append(step)
             if not step.sources:
-                self._target(step).fill_(step.fill if step.fill is not None else 0)
+                fill(self._target(step), step.fill)
                 self._done(step)
 
     def feed(self, name: str, tensor: torch.Tensor) -> bool:
@@ -72,10 +72,9 @@ class Feeder:
 
     def _check(self, name: str, step: Step, tensor: torch.Tensor) -> None:
         entry = next(s.entry for s in step.sources if s.entry.name == name)
-        dtype = dtype_of(tensor.dtype)
-        if dtype != entry.dtype or logical_shape(dtype, tuple(tensor.shape)) != entry.shape:
+        if tensor.dtype != torch_dtype(entry.dtype) or tuple(tensor.shape) != torch_shape(entry.dtype, entry.shape):
             raise PlanError(
-                f"tensor {shown(name)!r} was fed as {dtype} {tuple(tensor.shape)}, "
+                f"tensor {shown(name)!r} was fed as {tensor.dtype} {tuple(tensor.shape)}, "
                 f"but the plan was made for {entry.dtype} {entry.shape}"
             )
 
@@ -86,8 +85,9 @@ class Feeder:
         else:
             assert step.window is not None
             specs = [TensorSpec(s.entry.dtype, s.entry.shape) for s in step.sources]
-            made = compute(step.via, wholes, specs, Box.whole(step.via.infer(specs).shape))
-            values = view_region(made.contiguous(), step.window)
+            made = step.via.infer(specs)
+            whole = compute(step.via, wholes, specs, Box.whole(made.shape))
+            values = region_of(whole.contiguous(), step.window, made.dtype)
         shape = tuple(values.shape)
         loss = write(self._target(step), values, Box.whole(shape), Region.whole(shape))
         self._counters.lost(step.parameter, loss)

@@ -8,15 +8,14 @@ from math import prod
 import torch
 
 from tensorferry.core.boxes import Box, Region, Shape
-from tensorferry.core.cutting import in_blocks
 from tensorferry.core.dtypes import DType
 from tensorferry.core.plan import Plan, Step
 from tensorferry.core.schedule import Input, Task
 from tensorferry.core.transforms import TensorSpec
-from tensorferry.numerics.casts import Loss, copy_counting
+from tensorferry.numerics.casts import Loss, copy_counting, fill
 from tensorferry.numerics.compute import compute
 from tensorferry.numerics.memory import strided_view, view_region
-from tensorferry.numerics.torch_dtypes import torch_elements, torch_shape
+from tensorferry.numerics.units import blocks_to_torch, to_torch
 
 __all__ = ["in_place", "interval_boxes", "perform", "region_of", "write"]
 
@@ -29,7 +28,7 @@ def perform(plan: Plan, task: Task, staged: Sequence[torch.Tensor], parameter: t
     step = plan.steps[task.step]
     into = region_of(parameter, step.into, plan.parameters[step.parameter].dtype)
     if not task.inputs:
-        into.fill_(step.fill if step.fill is not None else 0)
+        fill(into, step.fill)
         return Loss()
     if step.via is not None:
         return _computed(step, task, staged, into)
@@ -39,13 +38,13 @@ def perform(plan: Plan, task: Task, staged: Sequence[torch.Tensor], parameter: t
     loss = Loss()
     for piece in only.pieces:
         values = strided_view(staged[piece.read], piece.offset, dtype, piece.box.shape, piece.strides)
-        loss += write(into, values, _in_elements(piece.box, dtype), _elements_region(whole, dtype))
+        loss += write(into, values, blocks_to_torch(piece.box, dtype), to_torch(whole, dtype))
     return loss
 
 
 def region_of(parameter: torch.Tensor, region: Region, dtype: DType) -> torch.Tensor:
     """Return the part `region` (in elements of `dtype`) of a parameter, as a view to write to."""
-    return view_region(parameter, _elements_region(region, dtype))
+    return view_region(parameter, to_torch(region, dtype))
 
 
 def in_place(plan: Plan, task: Task, parameter: torch.Tensor) -> torch.Tensor | None:
@@ -61,8 +60,8 @@ def in_place(plan: Plan, task: Task, parameter: torch.Tensor) -> torch.Tensor | 
     if source.entry.dtype != target or parameter.device.type != "cpu" or not _row_major(piece.box.shape, piece.strides):
         return None
     into = region_of(parameter, step.into, target)
-    box = _in_elements(piece.box, target).relative_to(_elements_region(source.region, target).box)
-    shape = _elements_region(source.region, target).shape
+    box = blocks_to_torch(piece.box, target).relative_to(to_torch(source.region, target).box)
+    shape = to_torch(source.region, target).shape
     if tuple(into.shape) != shape:
         if _squeezed(tuple(into.shape)) != _squeezed(shape):
             return None
@@ -149,16 +148,13 @@ def _computed(step: Step, task: Task, staged: Sequence[torch.Tensor], into: torc
     specs = [TensorSpec(s.entry.dtype, s.entry.shape) for s in step.sources]
     made = step.via.infer(specs)
     parts = [_assembled(i, step.sources[i.source].entry.dtype, staged) for i in task.inputs]
-    whole = task.out is None or task.out.shape == step.window.shape
-    if step.window.view == made.shape:
-        out = step.window.box if task.out is None else task.out.shift(step.window.box.start)
-        values = compute(step.via, parts, specs, out)
-    else:
-        made_whole = compute(step.via, parts, specs, Box.whole(made.shape))
-        values = view_region(made_whole.contiguous(), step.window)
-    box = Box.whole(tuple(values.shape)) if whole or task.out is None else task.out
-    shape = tuple(values.shape) if whole else step.window.shape
-    return write(into, values, box, Region.whole(shape))
+    window = to_torch(step.window, made.dtype)
+    if step.window.view != made.shape:
+        values = view_region(compute(step.via, parts, specs, Box.whole(made.shape)).contiguous(), window)
+        return write(into, values, window.box, window)
+    out = step.window.box if task.out is None else task.out.shift(step.window.box.start)
+    values = compute(step.via, parts, specs, out)
+    return write(into, values, to_torch(Region(made.shape, out), made.dtype).box, window)
 
 
 def _assembled(part: Input, dtype: DType, staged: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -166,33 +162,12 @@ def _assembled(part: Input, dtype: DType, staged: Sequence[torch.Tensor]) -> tor
     views = [(p.box, strided_view(staged[p.read], p.offset, dtype, p.box.shape, p.strides)) for p in part.pieces]
     if len(views) == 1 and views[0][0] == part.box:
         return views[0][1]
-    shape = _in_elements(part.box, dtype).shape
+    shape = blocks_to_torch(part.box, dtype).shape
     some = views[0][1] if views else strided_view(torch.empty(0, dtype=torch.uint8), 0, dtype, (0,), (1,))
     out = torch.empty(shape, dtype=some.dtype)
     for box, values in views:
-        out[_in_elements(box, dtype).relative_to(_in_elements(part.box, dtype)).slices] = values
+        out[blocks_to_torch(box, dtype).relative_to(blocks_to_torch(part.box, dtype)).slices] = values
     return out
-
-
-def _in_elements(box: Box, dtype: DType) -> Box:
-    """Return a box counted in blocks as one counted in torch elements."""
-    k = torch_elements(dtype)
-    if k == 1 or not box.start:
-        return box
-    return Box((*box.start[:-1], box.start[-1] * k), (*box.stop[:-1], box.stop[-1] * k))
-
-
-def _elements_region(region: Region, dtype: DType) -> Region:
-    """Return a region counted in elements of `dtype` as one counted in torch elements."""
-    if dtype.block == 1:
-        return region
-    blocks = in_blocks(region, dtype)
-    if blocks is None:
-        flat = torch_shape(dtype, region.view)
-        return Region.whole(flat)
-    k = torch_elements(dtype)
-    view = (*blocks.view[:-1], blocks.view[-1] * k)
-    return Region(view, _in_elements(blocks.box, dtype))
 
 
 def _squeezed(shape: Shape) -> Shape:

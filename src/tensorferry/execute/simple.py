@@ -15,8 +15,9 @@ from tensorferry.core.transforms import TensorSpec
 from tensorferry.errors import ReadError
 from tensorferry.execute.base import Counters, OnReady, Parameters, Remaining
 from tensorferry.execute.placing import region_of, write
+from tensorferry.numerics.casts import fill
 from tensorferry.numerics.compute import compute
-from tensorferry.numerics.memory import bytes_of, strided_view, view_region
+from tensorferry.numerics.memory import bytes_of, strided_view
 from tensorferry.numerics.torch_dtypes import torch_shape
 from tensorferry.progress import SILENT, Progress
 from tensorferry.storage.base import Storage
@@ -43,7 +44,7 @@ class SimpleExecutor:
         for step in plan.steps:
             into = region_of(parameters[step.parameter], step.into, plan.parameters[step.parameter].dtype)
             if not step.sources:
-                into.fill_(step.fill if step.fill is not None else 0)
+                fill(into, step.fill)
             elif into.numel():
                 values = _values(step, storage, counters)
                 shape = tuple(values.shape)
@@ -66,8 +67,9 @@ def _values(step: Step, storage: Storage, counters: Counters) -> torch.Tensor:
         return region_of(wholes[0], step.sources[0].region, step.sources[0].entry.dtype)
     assert step.window is not None
     specs = [TensorSpec(s.entry.dtype, s.entry.shape) for s in step.sources]
-    made = compute(step.via, wholes, specs, Box.whole(step.via.infer(specs).shape))
-    return view_region(made.contiguous(), step.window)
+    made = step.via.infer(specs)
+    values = compute(step.via, wholes, specs, Box.whole(made.shape))
+    return region_of(values.contiguous(), step.window, made.dtype)
 
 
 def read_entry(storage: Storage, entry: TensorEntry) -> torch.Tensor:

@@ -9,7 +9,7 @@ import torch
 from tensorferry.core.dtypes import Cast, cast_kind
 from tensorferry.numerics.torch_dtypes import dtype_of
 
-__all__ = ["Loss", "copy_counting"]
+__all__ = ["Loss", "copy_counting", "fill"]
 
 
 class Loss(NamedTuple):
@@ -42,3 +42,15 @@ def copy_counting(into: torch.Tensor, values: torch.Tensor) -> Loss:
     overflow = had.isfinite() & ~got.isfinite()
     underflow = (had != 0) & (got == 0)
     return Loss(int(overflow.sum()), int(underflow.sum()))
+
+
+def fill(into: torch.Tensor, value: float | None) -> None:
+    """Set every element of `into` to `value`, zero without one; types that torch cannot fill take zero only."""
+    if not into.numel():
+        return
+    try:
+        into.fill_(value or 0)
+    except NotImplementedError:
+        if value:
+            raise
+        into.copy_(torch.zeros(into.shape, dtype=torch.uint8, device=into.device).view(into.dtype))

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
-from tensorferry.core.boxes import Box
+from tensorferry.core.boxes import Box, Region
 from tensorferry.core.transforms import Add, Chain, Concat, Custom, Stack, Take, TensorSpec, Transform, Transpose
 from tensorferry.errors import PlanError
 from tensorferry.numerics.memory import view_region
+from tensorferry.numerics.units import to_torch
 
 __all__ = ["compute"]
 
@@ -23,7 +24,9 @@ def compute(transform: Transform, parts: Sequence[torch.Tensor], specs: Sequence
     """
     match transform:
         case Take(region, shape):
-            return view_region(parts[0], region).reshape(shape)[out.slices]
+            taken = view_region(parts[0].contiguous(), to_torch(region, specs[0].dtype))
+            whole = to_torch(Region(shape, out), specs[0].dtype)
+            return taken.reshape(whole.view)[whole.box.slices]
         case Transpose(dims):
             return parts[0].permute(dims)
         case Add(value):
@@ -38,8 +41,8 @@ def compute(transform: Transform, parts: Sequence[torch.Tensor], specs: Sequence
         case Custom(name, _, function):
             if function is None:
                 raise PlanError(f"the function {name!r} of this plan is not part of its JSON: make the plan again")
-            whole: torch.Tensor = function(parts)
-            return whole[out.slices]
+            result: torch.Tensor = function(parts)
+            return result[out.slices]
         case _:
             raise PlanError(f"nothing here computes the transform {transform.op!r}")
 
