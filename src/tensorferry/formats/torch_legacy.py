@@ -54,10 +54,8 @@ def read_legacy(storage: Storage, file: File) -> Contents:
 def _check_preamble(stream: Stream, file: File) -> None:
     if read_pickle(stream, file.path, PLAIN_GLOBALS) != MAGIC:
         raise UnknownFormat(f"{shown(file.path)}: a Python pickle that torch.save did not write")
-    if (version := read_pickle(stream, file.path, PLAIN_GLOBALS)) != PROTOCOL:
-        raise CorruptFile(
-            f"{shown(file.path)}: version {shown(repr(version))} of the legacy torch format, not {PROTOCOL}"
-        )
+    if read_pickle(stream, file.path, PLAIN_GLOBALS) != PROTOCOL:
+        raise CorruptFile(f"{shown(file.path)}: a legacy torch file of another version than {PROTOCOL}")
     system = read_pickle(stream, file.path, PLAIN_GLOBALS)
     if not isinstance(system, DictValue):
         raise CorruptFile(f"{shown(file.path)}: the description of the system that wrote it is missing")
