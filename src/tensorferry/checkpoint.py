@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Self
 from tensorferry.config import ReadOptions
 from tensorferry.core.catalogue import Catalogue, TensorEntry
 from tensorferry.core.names import nearest
-from tensorferry.errors import LocateError, PlanError, shown
+from tensorferry.errors import ConfigError, LocateError, PlanError, shown
 from tensorferry.formats.base import Selection
 from tensorferry.formats.opening import Opened, open_files
-from tensorferry.storage.base import Storage
+from tensorferry.storage.base import Storage, SupportsMap
 
 if TYPE_CHECKING:
     import torch
@@ -53,17 +53,28 @@ class Checkpoint:
         return self.storage.uri
 
     def tensors(
-        self, names: Collection[str] | Callable[[str], bool] | None = None
+        self, names: Collection[str] | Callable[[str], bool] | None = None, *, mapped: bool = False
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (name, tensor) in storage order, as models' ``load_weights`` take them.
 
         names: only these, or those for which it returns true; what is left out is not read. Tensors own their
         memory and have the checkpoint's dtype; those that torch lacks come as bytes (uint8). Reading is ahead of the
-        consumer by at most ``options.max_staging`` bytes. Raises PlanError for a name that is not there, ReadError.
+        consumer by at most ``options.max_staging`` bytes.
+
+        mapped: yield views of the mapped files instead, which share their pages with other processes and are read
+        when they are looked at. They must not be written to, and a file that is truncated meanwhile kills the process.
+
+        Raises PlanError for a name that is not there, ConfigError where the storage cannot map, ReadError.
         """
+        from tensorferry.execute.stream import mapped as map_all
         from tensorferry.execute.stream import stream
 
-        yield from stream(self.storage, self._chosen(names), self.options)
+        if mapped:
+            if not isinstance(self.storage, SupportsMap):
+                raise ConfigError(f"files of {self.uri} cannot be mapped: read them")
+            yield from map_all(self.storage, self._chosen(names))
+        else:
+            yield from stream(self.storage, self._chosen(names), self.options)
         self.storage.check_unchanged()
 
     def read(self, name: str) -> torch.Tensor:

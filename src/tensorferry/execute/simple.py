@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from math import prod
-
 import torch
 
-from tensorferry.core.boxes import Box, Region
+from tensorferry.core.boxes import Box, Region, strides_of
 from tensorferry.core.catalogue import Chunk, TensorEntry
 from tensorferry.core.cutting import in_blocks
 from tensorferry.core.plan import Step
@@ -22,7 +20,7 @@ from tensorferry.numerics.torch_dtypes import torch_shape
 from tensorferry.progress import SILENT, Progress
 from tensorferry.storage.base import Storage
 
-__all__ = ["SimpleExecutor", "read_entry"]
+__all__ = ["SimpleExecutor", "entry_in", "read_entry"]
 
 
 class SimpleExecutor:
@@ -94,9 +92,17 @@ def _read_chunk(storage: Storage, entry: TensorEntry, chunk: Chunk, whole: Regio
     staged = torch.empty(chunk.span.length, dtype=torch.uint8)
     if chunk.span.length:
         storage.read_into(chunk.span.file, chunk.span.offset, bytes_of(staged))
+    values = _in_bytes(staged, entry, chunk, whole)
+    return values if chunk.strides is None else values.contiguous()
+
+
+def entry_in(staged: torch.Tensor, entry: TensorEntry) -> torch.Tensor:
+    """Return the values of an entry of one chunk as a view of its bytes (uint8), strides as they lie."""
+    return _in_bytes(staged, entry, entry.chunks[0], Region.whole(entry.shape))
+
+
+def _in_bytes(staged: torch.Tensor, entry: TensorEntry, chunk: Chunk, whole: Region) -> torch.Tensor:
     blocks = in_blocks(whole, entry.dtype)
     if blocks is None:
         return staged
-    strides = chunk.strides or tuple(prod(blocks.view[d + 1 :]) for d in range(len(blocks.view)))
-    values = strided_view(staged, 0, entry.dtype, blocks.view, strides)
-    return values if chunk.strides is None else values.contiguous()
+    return strided_view(staged, 0, entry.dtype, blocks.view, chunk.strides or strides_of(blocks.view))

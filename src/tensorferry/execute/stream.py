@@ -1,7 +1,8 @@
-"""Entries as a stream of (name, tensor), in storage order, read ahead within a memory bound."""
+"""Entries as a stream of (name, tensor): read ahead within a memory bound, or views of mapped files."""
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,10 +12,10 @@ import torch
 from tensorferry.config import ReadOptions
 from tensorferry.core.catalogue import TensorEntry
 from tensorferry.execute.base import Counters
-from tensorferry.execute.simple import read_entry
-from tensorferry.storage.base import Storage
+from tensorferry.execute.simple import entry_in, read_entry
+from tensorferry.storage.base import Storage, SupportsMap
 
-__all__ = ["stream"]
+__all__ = ["mapped", "stream"]
 
 
 def stream(
@@ -53,3 +54,22 @@ def _count(counters: Counters, entry: TensorEntry, held: int) -> None:
     counters.bytes_read += sum(span.length for span in spans)
     counters.reads += len(spans)
     counters.staging_peak = max(counters.staging_peak, held)
+
+
+def mapped(storage: SupportsMap, entries: Iterable[TensorEntry]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield each entry's name and values as views of the mapped file; nothing is read before it is looked at.
+
+    The tensors must not be written to: that kills the process. Entries whose bytes are not aligned for their type, or
+    lie in several chunks, come in memory of their own.
+    """
+    files: dict[str, torch.Tensor] = {}
+    for entry in entries:
+        span = entry.chunks[0].span
+        if len(entry.chunks) != 1 or span is None or not span.length:
+            yield entry.name, read_entry(storage, entry)
+            continue
+        if span.file not in files:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "The given buffer is not writable")
+                files[span.file] = torch.frombuffer(storage.map(span.file), dtype=torch.uint8)
+        yield entry.name, entry_in(files[span.file][span.offset : span.offset + span.length], entry)

@@ -57,13 +57,13 @@ class Storage(Protocol):
 
 
 @runtime_checkable
-class SupportsMap(Protocol):
+class SupportsMap(Storage, Protocol):
     """Storages that can map a file into memory, read-only."""
 
     def map(self, path: str) -> memoryview:
         """Return all of `path` as a read-only view of a private read-only mapping.
 
-        The view stays valid until the storage is closed. A file that is truncated under a mapping
+        The pages stay as long as the view, or anything made from it, is in use. A file that is truncated under a mapping
         kills the process and one that is rewritten changes the values, so mapping is a choice.
         """
         ...

@@ -59,7 +59,7 @@ class LocalStorage:
         self._lock = Lock()
         self._handles: OrderedDict[str, _Handle] = OrderedDict()
         self._opened: dict[str, Identity] = {}
-        self._maps: dict[str, tuple[memoryview, mmap.mmap | None]] = {}
+        self._maps: dict[str, memoryview] = {}
         self._counters = Counters()
         self._closed = False
 
@@ -124,7 +124,8 @@ class LocalStorage:
     def map(self, path: str) -> memoryview:
         """Return all of `path` as a read-only view of a private mapping, which holds one more descriptor.
 
-        Asking again returns the same view. It is valid until `close`; arrays made from it keep the pages alive.
+        Asking again returns the same view. The pages stay as long as anything made from it is in use, even after
+        `close`: unmapping them under a tensor would kill the process.
         """
         with self._lend(path) as handle, self._lock:
             if path not in self._maps:
@@ -132,7 +133,7 @@ class LocalStorage:
                     self._maps[path] = _mapped(handle.fd)
                 except OSError as error:
                     raise ReadError(f"{self._folder.label(path)}: cannot be mapped: {error.strerror}") from None
-            return self._maps[path][0]
+            return self._maps[path]
 
     def check_unchanged(self) -> None:
         """Raise ReadError if a file that was opened is another one now, or was written to.
@@ -151,11 +152,9 @@ class LocalStorage:
             self._closed = True
             idle = [handle.fd for handle in self._handles.values() if not handle.users]
             self._handles.clear()
-            maps, self._maps = self._maps, {}
+            self._maps.clear()
         for fd in idle:
             os.close(fd)
-        for view, mapping in maps.values():
-            _unmap(view, mapping)
 
     def __enter__(self) -> Self:
         return self
@@ -267,16 +266,7 @@ def _advance(views: list[memoryview], first: int, got: int) -> int:
     return first
 
 
-def _mapped(fd: int) -> tuple[memoryview, mmap.mmap | None]:
+def _mapped(fd: int) -> memoryview:
     if not os.fstat(fd).st_size:
-        return memoryview(b""), None  # an empty file cannot be mapped
-    mapping = mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
-    return memoryview(mapping), mapping
-
-
-def _unmap(view: memoryview, mapping: mmap.mmap | None) -> None:
-    # Arrays made from the view may live on; then the pages go with the last of them.
-    with suppress(BufferError):
-        view.release()
-        if mapping is not None:
-            mapping.close()
+        return memoryview(b"")  # an empty file cannot be mapped
+    return memoryview(mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ))
