@@ -63,8 +63,8 @@ class SupportsMap(Storage, Protocol):
     def map(self, path: str) -> memoryview:
         """Return all of `path` as a read-only view of a private read-only mapping.
 
-        The pages stay as long as the view, or anything made from it, is in use. A file that is truncated under a mapping
-        kills the process and one that is rewritten changes the values, so mapping is a choice.
+        The pages stay as long as the view, or anything made from it, is in use. A file that is truncated under
+        a mapping kills the process and one that is rewritten changes the values, so mapping is a choice.
         """
         ...
 
