@@ -1,0 +1,321 @@
+"""Tracing: a model's own ``load_weights(iterable)`` is run once without values, and its copies become a plan.
+
+What is no plain copy is *opaque*: it is named, left out of the plan, and streamed through the same loader
+afterwards by `stream_opaque`. Reading and writing values happens elsewhere.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import torch
+from torch import nn
+
+from tensorferry.core.boxes import strides_of
+from tensorferry.core.catalogue import Catalogue, TensorEntry
+from tensorferry.core.dtypes import Cast, cast_kind
+from tensorferry.core.plan import Dropped, Plan, Step, Strictness
+from tensorferry.core.rules import compiled
+from tensorferry.core.target import Target, TargetTensor
+from tensorferry.core.transforms import TensorSpec
+from tensorferry.errors import ConfigError, FinalizeError, shown
+from tensorferry.modules.contents import Contents
+from tensorferry.modules.describe import describe, places
+from tensorferry.modules.recorder import CannotFollow, Guard, Memory, Recorder, geometry, key_of
+from tensorferry.modules.snapshot import Snapshot, attribute_tensors
+from tensorferry.modules.traced_steps import fill_steps, steps_of
+from tensorferry.modules.views import Copy, TooScattered
+from tensorferry.numerics.torch_dtypes import dtype_of
+from tensorferry.problems import Problem, ProblemKind
+
+__all__ = ["LoadWeights", "Traced", "stream_opaque", "trace"]
+
+_log = logging.getLogger(__name__)
+
+LoadWeights = Callable[[Iterable[tuple[str, torch.Tensor]]], Any]
+"""What a model's own loader looks like; what it returns, if anything, is the names that it filled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """What a model's own loader does with a checkpoint.
+
+    plan: everything that is plain copying. Its `parameters` are all of the model's; those named in `opaque` have
+    no steps. opaque: what the loader has to fill itself, by name, and why. stream: the entries that it needs for
+    that, in storage order. loaded: what it returned, None where that were no names. fallback: why nothing could be
+    traced, so that the whole checkpoint is streamed and its completeness is not proven; None where it could.
+    """
+
+    plan: Plan
+    opaque: Mapping[str, str] = field(default_factory=dict)
+    stream: tuple[str, ...] = ()
+    loaded: frozenset[str] | None = None
+    fallback: str | None = None
+
+
+def trace(
+    model: nn.Module,
+    catalogue: Catalogue,
+    *,
+    load_weights: LoadWeights | None = None,
+    strict: Strictness | None = None,
+    names: Collection[str] | None = None,
+) -> Traced:
+    """Return what the loader of `model` would do with `catalogue`, without reading or writing a value.
+
+    model: on meta or not; neither its tensors nor its attributes are changed. load_weights: the loader, by default
+    ``model.load_weights``. names: the entries to offer to it, by default all. Nothing is raised for what does not
+    fit (see `Plan.raise_for_problems`), nor for a loader that cannot be followed: `Traced.fallback` says why.
+    Raises ConfigError where there is no loader. Work that the loader does in other threads is not seen.
+    """
+    loader = _loader_of(model, load_weights)
+    entries = [e for e in catalogue.values() if names is None or e.name in names]
+    target = describe(model)
+    run = _run(model, loader, entries)
+    _log.debug("traced %d entries through %s", len(entries), type(model).__name__)
+    if run.unfollowed is not None:
+        return _everything_streamed(target, entries, run, run.unfollowed)
+    account = _Account(target, strict or Strictness(), entries)
+    for name, tensor in _owned(model, target):
+        account.settle(target[name], tensor, run.memory[key_of(tensor)])
+    account.add_opaque_leftovers(run)
+    stream = [e for e in entries if e.name in account.stream]
+    if account.opaque:
+        harm = _harm(run, _run(model, loader, stream))
+        if harm is not None:
+            return _everything_streamed(target, entries, run, harm)
+    return Traced(account.plan(run), account.opaque, tuple(e.name for e in stream), run.loaded)
+
+
+def stream_opaque(
+    model: nn.Module,
+    traced: Traced,
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    *,
+    load_weights: LoadWeights | None = None,
+) -> Any:
+    """Fill what is opaque, by the model's own loader; after the plan has run. Return what the loader returned.
+
+    tensors: the entries named in `traced.stream`, in that order; others are passed over. Does nothing where
+    nothing is opaque. Raises FinalizeError where the loader asked for all entries and some never came.
+    """
+    if not traced.opaque:
+        return None
+    wanted, left = set(traced.stream), dict.fromkeys(traced.stream)
+    ended = False
+
+    def offered() -> Iterator[tuple[str, torch.Tensor]]:
+        nonlocal ended
+        for name, tensor in tensors:
+            if name in wanted:
+                left.pop(name, None)
+                yield name, tensor
+        ended = True
+
+    with torch.no_grad():
+        result = _loader_of(model, load_weights)(offered())
+        result = set(result) if isinstance(result, Iterator) else result
+    if ended and left:
+        raise FinalizeError(
+            f"{len(left)} entries that the model's loader needs were not streamed to it, the first is "
+            f"{shown(next(iter(left)))!r}: pass all that `Traced.stream` names"
+        )
+    return result
+
+
+@dataclass(slots=True)
+class _Run:
+    """What one run of the loader showed."""
+
+    memory: Mapping[int, Memory]
+    loose: Sequence[Memory]
+    kept: Mapping[str, frozenset[str]]
+    unfollowed: str | None
+    loaded: frozenset[str] | None
+
+
+def _loader_of(model: nn.Module, given: LoadWeights | None) -> LoadWeights:
+    found = given or getattr(model, "load_weights", None)
+    if not callable(found):
+        raise ConfigError(f"{type(model).__name__} has no load_weights(iterable) that could be traced: pass one")
+    loader: LoadWeights = found
+    return loader
+
+
+def _run(model: nn.Module, loader: LoadWeights, entries: Sequence[TensorEntry]) -> _Run:
+    """Run `loader` on stand-ins of `entries`, and leave the model as it was."""
+    saved = Snapshot(model)
+    memory = _memory_of(model)
+    recorder = Recorder(memory)
+    try:
+        result = _under_watch(loader, recorder, entries)
+        kept = {
+            name: frozenset(recorder.memory[key_of(t)].contents.taint)
+            for name, t in attribute_tensors(model)
+            if key_of(t) not in memory and recorder.touched(t)
+        }
+    finally:
+        saved.restore()
+    loaded = frozenset(map(str, result)) if isinstance(result, set | frozenset | list | tuple | dict) else None
+    return _Run(memory, recorder.loose, kept, recorder.unfollowed, loaded)
+
+
+def _under_watch(loader: LoadWeights, recorder: Recorder, entries: Sequence[TensorEntry]) -> Any:
+    try:
+        with torch.no_grad(), recorder, Guard(recorder):
+            result = loader(recorder.offer(entries))
+            return set(result) if isinstance(result, Iterator) else result
+    except CannotFollow:
+        return None
+    except Exception as error:  # noqa: BLE001 a loader may fail on meta in any way; with values it may not
+        recorder.unfollowed = recorder.unfollowed or f"fails without values: {type(error).__name__}: {error}"
+        return None
+
+
+def _memory_of(model: nn.Module) -> dict[int, Memory]:
+    """Return the memory of every tensor that hangs on the model."""
+    found: dict[int, Memory] = {}
+    for name, tensor in attribute_tensors(model):
+        memory = found.get(key_of(tensor))
+        if memory is None:
+            size = tensor.untyped_storage().nbytes() // tensor.element_size()
+            memory = found[key_of(tensor)] = Memory(Contents(dtype_of(tensor.dtype), size))
+        memory.labels = (*memory.labels, name)
+    return found
+
+
+def _owned(model: nn.Module, target: Target) -> Iterator[tuple[str, torch.Tensor]]:
+    for place in places(model):
+        if place.persistent and target[place.name].alias_of is None:
+            yield place.name, place.tensor
+
+
+class _Account:
+    """Collects steps, opaque parameters and problems, parameter by parameter."""
+
+    def __init__(self, target: Target, strict: Strictness, entries: Sequence[TensorEntry]) -> None:
+        self.target = target
+        self.strict = strict
+        self.order = {e.name: i for i, e in enumerate(entries)}
+        self.steps: list[Step] = []
+        self.problems: list[Problem] = []
+        self.opaque: dict[str, str] = {}
+        self.stream: set[str] = set()
+
+    def settle(self, wanted: TargetTensor, tensor: torch.Tensor, memory: Memory) -> None:
+        """Decide about one parameter: steps, opaque, or missing."""
+        spec = TensorSpec(wanted.dtype, wanted.shape)
+        found = memory.opaque or memory.contents.lost or self._steps(wanted.name, spec, tensor, memory.contents)
+        if isinstance(found, str):
+            self.opaque[wanted.name] = found
+            self._stream(memory)
+            return
+        self.steps += found
+        self._check_coverage(wanted, sum(s.into.size for s in found))
+        self._check_casts(wanted, found)
+
+    def _stream(self, memory: Memory) -> None:
+        self.stream |= memory.contents.taint | memory.during
+
+    def _steps(self, name: str, spec: TensorSpec, tensor: torch.Tensor, held: Contents) -> list[Step] | str:
+        """Return the steps that leave the parameter as the loader does, or why there are none."""
+        if not held.touched:
+            return []
+        if dtype_of(tensor.dtype) != held.dtype or tuple(tensor.shape) != spec.shape:
+            return f"shares its memory with another type, or is packed {spec.dtype}"
+        try:
+            patches = held.covered(Copy.of(spec.shape, (0, strides_of(spec.shape)), geometry(tensor)))
+        except TooScattered:
+            return "is filled irregularly"
+        steps: list[Step] = []
+        for patch in patches:
+            if patch.rounded not in (None, spec.dtype):
+                return f"is rounded to {patch.rounded} on its way to {spec.dtype}"
+            more = steps_of(name, spec, patch)
+            if more is None:
+                return "is regrouped in too many pieces"
+            steps += more
+        rest = fill_steps(name, spec, steps, held.base) if held.base is not None else []
+        return "is filled irregularly" if rest is None else [*rest, *steps]
+
+    def _check_coverage(self, wanted: TargetTensor, covered: int) -> None:
+        total = prod(wanted.shape)
+        if covered == total:
+            return
+        allowed = any(compiled(p).fullmatch(wanted.name) for p in self.strict.may_miss)
+        fatal = self.strict.missing == "error" and not allowed
+        detail = f"the model's loader fills {covered:,} of its {total:,} elements" if covered else ""
+        self.problems.append(Problem(ProblemKind.MISSING, wanted.name, detail, fatal=fatal))
+
+    def _check_casts(self, wanted: TargetTensor, steps: Iterable[Step]) -> None:
+        for entry in {s.entry.name: s.entry for step in steps for s in step.sources}.values():
+            if cast_kind(entry.dtype, wanted.dtype) is Cast.CHANGES_KIND:
+                detail = f"{entry.dtype} in the checkpoint, {wanted.dtype} in the model: not the same sort of number"
+                fatal = self.strict.lossy == "error"
+                self.problems.append(Problem(ProblemKind.LOSSY_DTYPE, entry.name, detail, fatal=fatal))
+
+    def add_opaque_leftovers(self, run: _Run) -> None:
+        """Name what the loader filled beside parameters and persistent buffers; no plan can do that."""
+        for memory in (*run.memory.values(), *run.loose):
+            if memory.contents.touched and not any(label in self.target for label in memory.labels):
+                self.opaque[memory.labels[0]] = memory.opaque or "is no parameter, and filled by the loader"
+                self._stream(memory)
+        for name, taint in run.kept.items():
+            self.opaque[name] = "is set by the loader to a tensor of its own"
+            self.stream |= taint
+
+    def plan(self, run: _Run) -> Plan:
+        """Return the plan of all that was settled."""
+        self.steps.sort(key=lambda s: self.order[s.sources[0].entry.name] if s.sources else -1)
+        used = {s.entry.name for step in self.steps for s in step.sources} | self.stream
+        seen = {name for memory in run.memory.values() for name in memory.contents.taint}
+        dropped = tuple(Dropped(name, _why_dropped(name in seen)) for name in self.order if name not in used)
+        return Plan(tuple(self.steps), *_described(self.target), dropped, tuple(self.problems))
+
+
+def _why_dropped(seen: bool) -> str:
+    return "what the model's loader copies of it is overwritten later" if seen else "the model's loader ignores it"
+
+
+def _described(target: Target) -> tuple[Mapping[str, TensorSpec], Mapping[str, str]]:
+    owned = {t.name: TensorSpec(t.dtype, t.shape) for t in target.values() if t.alias_of is None}
+    return owned, {t.name: t.alias_of for t in target.values() if t.alias_of is not None}
+
+
+def _everything_streamed(target: Target, entries: Sequence[TensorEntry], run: _Run, why: str) -> Traced:
+    """Return the account of a load that is left to the model's loader altogether."""
+    parameters, aliases = _described(target)
+    reason = f"everything is streamed, because the model's loader {why}"
+    names = tuple(e.name for e in entries)
+    return Traced(Plan((), parameters, aliases), dict.fromkeys(parameters, reason), names, run.loaded, why)
+
+
+def _harm(whole: _Run, part: _Run) -> str | None:
+    """Say what differs when only the entries for opaque parameters are streamed, after the plan; None if nothing."""
+    if part.unfollowed is not None:
+        return f"cannot load a part of the checkpoint: it {part.unfollowed}"
+    if part.kept != whole.kept or len(part.loose) != len(whole.loose):
+        return "does something else when it gets only a part of the checkpoint"
+    for key, memory in whole.memory.items():
+        again = part.memory[key]
+        is_opaque = memory.opaque or memory.contents.lost
+        if again.log != memory.log if is_opaque else not _harmless(memory, again):
+            return f"treats {memory.labels[0]} otherwise when it gets only a part of the checkpoint"
+    return None
+
+
+def _harmless(planned: Memory, again: Memory) -> bool:
+    """Whether writing `again` over what the plan leaves changes nothing."""
+    if again.opaque or again.contents.lost:
+        return False
+    before, after = _keys(planned.contents), _keys(again.contents)
+    return after <= before and (again.contents.base is None or after == before)
+
+
+def _keys(contents: Contents) -> set[tuple[object, ...]]:
+    base = [] if contents.base is None else [(contents.base,)]
+    return {(p.copy, p.entry and p.entry.name, p.fill, p.rounded) for p in contents.patches} | set(base)
