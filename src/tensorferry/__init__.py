@@ -47,6 +47,7 @@ from tensorferry.verify import Verified, verify
 
 if TYPE_CHECKING:
     from tensorferry.api import load, plan
+    from tensorferry.compat.transformers import load_model
     from tensorferry.execute import Feeder
 
 __version__ = "0.1.0"
@@ -86,6 +87,7 @@ __all__ = [
     "UnsupportedDtype",
     "Verified",
     "load",
+    "load_model",
     "open_checkpoint",
     "plan",
     "verify",
@@ -94,6 +96,7 @@ __all__ = [
 _LAZY = {
     "Feeder": "tensorferry.execute",
     "load": "tensorferry.api",
+    "load_model": "tensorferry.compat.transformers",
     "plan": "tensorferry.api",
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,6 +25,7 @@ from tensorferry.errors import FinalizeError, TensorferryError
 from tensorferry.execute.base import Counters, Executor
 from tensorferry.execute.threaded import ThreadedExecutor
 from tensorferry.formats.merge import same_values
+from tensorferry.modules.adapters import Adapted, Derive, adapt
 from tensorferry.modules.describe import describe
 from tensorferry.modules.finalize import Completion, derive_buffers, refuse_unfilled
 from tensorferry.modules.materialize import Materialized
@@ -46,6 +47,7 @@ class Prepared:
     target: Target
     plan: Plan
     notes: tuple[str, ...] = ()
+    derive: Derive = derive_buffers
     verified: str = "contents not verified"
     seconds: Mapping[str, float] = field(default_factory=dict)
 
@@ -103,18 +105,34 @@ def prepare(
     rules: RuleSet | None = None,
     strict: Strictness | None = None,
 ) -> Prepared:
-    """Describe `model` (or take `target`), settle names and ties, and plan. Touches nothing, raises no PlanError."""
+    """Describe `model`, settle names and ties, and plan. Touches nothing, raises no PlanError.
+
+    Given `target` or `rules` are taken as they are; without them, models of a known library are adapted.
+    """
     clock = _Clock()
-    notes: list[str] = []
     with clock("describe"):
-        target = describe(model) if target is None else target
+        how = _adapted(model, checkpoint, target, rules)
     with clock("plan"):
-        if rules is None:
-            rules, notes = _guessed_rules(checkpoint, target)
         storage = checkpoint.storage
-        target, untied = settle_ties(checkpoint.catalogue, target, rules, lambda a, b: same_values(storage, a, b))
-        made = make_plan(checkpoint.catalogue, target, rules, strict=strict)
-    return Prepared(checkpoint, target, made, (*notes, *untied), seconds=clock.seconds)
+        target, untied = settle_ties(
+            checkpoint.catalogue, how.target, how.rules, lambda a, b: same_values(storage, a, b)
+        )
+        strict = strict or Strictness()
+        strict = replace(strict, may_miss=(*strict.may_miss, *how.may_miss))
+        made = make_plan(checkpoint.catalogue, target, how.rules, strict=strict)
+    return Prepared(checkpoint, target, made, (*how.notes, *untied), how.derive, seconds=clock.seconds)
+
+
+def _adapted(model: nn.Module, checkpoint: Checkpoint, target: Target | None, rules: RuleSet | None) -> Adapted:
+    if target is None and rules is None:
+        found = adapt(model, checkpoint.catalogue)
+        if found is not None:
+            return found
+    target = describe(model) if target is None else target
+    if rules is not None:
+        return Adapted(target, rules)
+    guessed, notes = _guessed_rules(checkpoint, target)
+    return Adapted(target, guessed, notes=tuple(notes))
 
 
 def run(
@@ -125,12 +143,10 @@ def run(
     strict: Strictness | None = None,
     executor: Executor | None = None,
     progress: Progress = SILENT,
-    derive: Callable[[nn.Module, torch.device], list[str]] = derive_buffers,
 ) -> Report:
     """Do what was planned: materialize, move the bytes, finalize; return the report.
 
-    derive: computes the non-persistent buffers that are on meta and returns their names. Raises PlanError before
-    anything is touched; ReadError and FinalizeError afterwards.
+    Raises PlanError before anything is touched; ReadError and FinalizeError afterwards.
     """
     made, options = prepared.plan, prepared.checkpoint.options
     made.raise_for_problems()
@@ -157,7 +173,7 @@ def run(
         with clock("finalize"):
             _refuse_losses(counters, strict or Strictness())
             _materialize_empty(parameters, made)
-            computed = derive(model, device)
+            computed = prepared.derive(model, device)
             completion.finish()
             refuse_unfilled(model, _unfilled(parameters, made))
             model.eval()

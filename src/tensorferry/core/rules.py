@@ -187,7 +187,8 @@ def check(rules: Iterable[Rule]) -> None:
     for rule in rules:
         for source in sources(rule):
             known = dict.fromkeys(placeholders(source), "0")
-            compiled(source)
+            if "{" in source or "}" in source:
+                compiled(source)
             for part in destinations(rule):
                 filled(part.into, known)
                 filled(part.slot, known)

@@ -85,7 +85,8 @@ class RuleSet:
             return Route(dropped=rule.why)
         if isinstance(rule, Ignore):
             return Route(ignorable=rule.why)
-        matched = r.compiled(r.sources(rule)[found[1]]).fullmatch(name)
+        source = r.sources(rule)[found[1]]
+        matched = r.compiled(source).fullmatch(name) if r.placeholders(source) else None
         values = matched.groupdict() if matched else {}
         return Route(tuple(_destination(rule, found[1], part, values) for part in r.destinations(rule)))
 

@@ -1,0 +1,11 @@
+"""Models of the transformers library: building them empty, and filling them by our plan.
+
+Importing this imports torch; transformers itself is imported when a model is built or adapted.
+"""
+
+from __future__ import annotations
+
+from tensorferry.compat.transformers.adapting import adapt
+from tensorferry.compat.transformers.loading import load_model
+
+__all__ = ["adapt", "load_model"]

@@ -1,0 +1,69 @@
+"""What happens to a transformers model when its bytes are there: what it computes itself, and its ties."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from tensorferry.compat.transformers import internals
+from tensorferry.modules.describe import Place, places
+
+__all__ = ["finish"]
+
+
+def finish(model: nn.Module, device: torch.device) -> list[str]:
+    """Give values to everything that is still on meta, settle the ties, and return the names of what was computed.
+
+    On meta are the non-persistent buffers, and parameters that were allowed to be missing; the model's own
+    initialization fills both, and leaves alone what came from the checkpoint.
+    """
+    hanging = {place.name: place for place in places(model)}
+    _note_untied(model, hanging)
+    empty = [place for place in hanging.values() if place.tensor.device.type == "meta"]
+    if not empty:
+        return []
+    for place in hanging.values():
+        if place.tensor.device.type != "meta":
+            internals.flag_filled(place.tensor)
+    _materialize(empty, device)
+    internals.initialize(model)
+    internals.retie(model, internals.tied_names(model))
+    return [place.name for place in empty]
+
+
+def _materialize(empty: list[Place], device: torch.device) -> None:
+    made: dict[int, torch.Tensor] = {}
+    for place in empty:
+        tensor = made.get(id(place.tensor))
+        if tensor is None:
+            tensor = torch.empty_like(place.tensor.detach(), device=device)
+            if place.is_parameter:
+                tensor = nn.Parameter(tensor, requires_grad=place.tensor.requires_grad)
+            made[id(place.tensor)] = tensor
+        hung: dict[str, Any] = place.module._parameters if place.is_parameter else place.module._buffers
+        hung[place.leaf] = tensor
+
+
+def _note_untied(model: nn.Module, hanging: dict[str, Place]) -> None:
+    """Let configuration and model say what is: names that the checkpoint holds with different values are not tied."""
+    ties = internals.tied_names(model)
+    apart = [a for a, b in ties.items() if a in hanging and b in hanging and not _shared(hanging[a], hanging[b])]
+    internals.untie(model, apart)
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    weight = getattr(head, "weight", None)
+    if weight is not None and any(hanging[name].tensor is weight for name in apart):
+        for config in {id(c): c for c in _configs(model)}.values():
+            if getattr(config, "tie_word_embeddings", False):
+                config.tie_word_embeddings = False
+
+
+def _configs(model: nn.Module) -> list[Any]:
+    config = getattr(model, "config", None)
+    text = config.get_text_config() if config is not None and hasattr(config, "get_text_config") else config
+    return [c for c in (config, text) if c is not None]
+
+
+def _shared(a: Place, b: Place) -> bool:
+    return a.tensor is b.tensor or "meta" in (a.tensor.device.type, b.tensor.device.type)

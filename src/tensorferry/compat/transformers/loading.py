@@ -1,0 +1,118 @@
+"""`load_model`: from a folder with a config.json and weights to a filled model of transformers."""
+
+from __future__ import annotations
+
+import copy
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import torch
+from torch import nn
+
+from tensorferry.api import prepare, run
+from tensorferry.checkpoint import open_checkpoint
+from tensorferry.compat.transformers import internals
+from tensorferry.compat.transformers.configs import ConfigFile, chosen_class, chosen_dtype, loaded_config
+from tensorferry.config import ReadOptions
+from tensorferry.core.plan import Strictness
+from tensorferry.errors import ConfigError, LocateError, shown
+from tensorferry.modules.describe import places
+from tensorferry.progress import SILENT, Progress
+from tensorferry.report import Report
+
+__all__ = ["build", "load_model"]
+
+
+@overload
+def load_model(path: str | os.PathLike[str], *, return_report: Literal[False] = False, **more: Any) -> nn.Module: ...
+@overload
+def load_model(
+    path: str | os.PathLike[str], *, return_report: Literal[True], **more: Any
+) -> tuple[nn.Module, Report]: ...
+def load_model(
+    path: str | os.PathLike[str],
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | str | None = None,
+    trust_remote_code: bool = False,
+    strict: Strictness | None = None,
+    options: ReadOptions | None = None,
+    progress: Progress = SILENT,
+    auto_class: type | str | None = None,
+    config: Any = None,
+    return_report: bool = False,
+    **opening: Any,
+) -> nn.Module | tuple[nn.Module, Report]:
+    """Return the model that the folder `path` describes, built by transformers and filled from its weights.
+
+    The class is the one that config.json names under ``architectures``; the model equals that of
+    ``Class.from_pretrained(path)``, is in eval mode, and lies on `device` (default: CPU). Nothing is given memory
+    before the plan of the load has no problem.
+
+    dtype: of the parameters; by default what config.json says, else what most bytes of the weights have. Parts that
+    the class keeps in float32 stay so. auto_class: an ``AutoModelFor…`` class, a concrete one, or the name of
+    either, where `architectures` is absent or another class is wanted. config: used instead of config.json.
+    trust_remote_code: run Python code that came with the checkpoint; without it, such a model is refused.
+    strict, options, progress, opening: as in `tensorferry.load`. return_report: return (model, report) instead.
+
+    Raises ConfigError and UnsafeFile for a configuration that cannot or must not be built, and what `load` raises.
+    """
+    folder = _folder(path, opening.get("subfolder"))
+    file = ConfigFile(folder) if config is None else None
+    with open_checkpoint(path, options=options, **opening) as checkpoint:
+        if file is not None:
+            file.refuse_impossible(checkpoint.catalogue)
+        config = copy.deepcopy(config) if file is None else loaded_config(file, trust_remote_code=trust_remote_code)
+        kind = chosen_class(config, file, auto_class, trust_remote_code=trust_remote_code)
+        dtype, notes = chosen_dtype(dtype, config, checkpoint.catalogue)
+        config.name_or_path = os.fspath(path)
+        model = build(kind, config, dtype)
+        prepared = prepare(model, checkpoint, strict=strict)
+        prepared = replace(prepared, notes=(*notes, *prepared.notes))
+        report = run(model, prepared, device=device, strict=strict, progress=progress)
+    internals.adopt_generation_config(model, os.fspath(folder), trust_remote_code=trust_remote_code)
+    return (model, report) if return_report else model
+
+
+def _folder(path: str | os.PathLike[str], subfolder: str | None) -> Path:
+    """Return the folder of config.json: `path`, or where the file `path` lies."""
+    given = Path(path)
+    if not given.exists():
+        raise LocateError(f"{os.fspath(path)}: there is no such file or folder")
+    return (given if given.is_dir() else given.parent) / (subfolder or "")
+
+
+def build(kind: type[nn.Module], config: Any, dtype: torch.dtype) -> nn.Module:
+    """Return an empty `kind` on meta, untied, in `dtype` but for the parts that the class keeps in float32.
+
+    Sets the dtype of `config` and of its parts, as transformers does. Raises ConfigError where it cannot be built.
+    """
+    for part in (config, *(getattr(config, key, None) for key in getattr(config, "sub_configs", ()))):
+        if part is not None:
+            part.dtype = dtype
+    try:
+        with internals.construction(kind, dtype):
+            model = kind(copy.deepcopy(config))
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError, RuntimeError, ArithmeticError) as error:
+        raise ConfigError(
+            f"{kind.__name__} cannot be built from its configuration: {shown(str(error), 500)}"
+        ) from error
+    _set_dtypes(model, dtype)
+    return model
+
+
+def _set_dtypes(model: nn.Module, dtype: torch.dtype) -> None:
+    """Give float32 islands their type, and let every floating-point parameter need a gradient."""
+    plan = internals.dtype_plan(model, dtype)
+    changed: dict[int, nn.Parameter] = {}
+    for place in list(places(model)):
+        kept = next((kept for pattern, kept in plan if pattern.search(place.name)), place.tensor.dtype)
+        if place.is_parameter:
+            if kept != place.tensor.dtype or place.tensor.requires_grad != place.tensor.is_floating_point():
+                data = place.tensor.detach().to(kept)
+                made = changed.setdefault(id(place.tensor), nn.Parameter(data, requires_grad=data.is_floating_point()))
+                place.module._parameters[place.leaf] = made
+        elif place.persistent and kept != place.tensor.dtype:
+            place.module._buffers[place.leaf] = place.tensor.to(kept)
