@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from tensorferry.core.explain import human_bytes
+from tensorferry.errors import shown
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -17,7 +20,10 @@ __all__ = ["SILENT", "Bar", "Lines", "Progress", "Silent", "for_stream"]
 
 
 class Progress(Protocol):
-    """Is told of a load in bytes. `advance` may be called from several threads."""
+    """Is told of a load in bytes. One value serves several phases, one after the other.
+
+    `advance` may be called from several threads. Implementations never raise: telling of a load must not end it.
+    """
 
     def start(self, total: int, what: str) -> None:
         """`total` bytes will be moved for `what`."""
@@ -49,47 +55,55 @@ SILENT: Progress = Silent()
 
 
 class Lines:
-    """Writes an ASCII line when a tenth of the bytes have come, but not more than one in `seconds`, and one at the end.
+    """Writes a line when another tenth of the bytes has come and `seconds` have passed, and one at the end.
 
-    For logs and pipes: no carriage returns, at most twelve lines for a load of any size.
+    For logs and pipes: plain ASCII, no carriage returns, at most ten lines for a phase of any length. `clock` counts
+    seconds. A `stream` that is closed or full is given up on.
     """
 
-    def __init__(self, stream: TextIO, *, seconds: float = 10.0) -> None:
-        self._stream, self._seconds = stream, seconds
+    def __init__(
+        self, stream: TextIO, *, seconds: float = 10.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._stream, self._seconds, self._clock = stream, seconds, clock
         self._lock = threading.Lock()
-        self._total = self._done = self._tenths = 0
         self._what = ""
+        self._total = self._done = self._tenths = 0
         self._began = self._said = 0.0
         self._open = False
 
     def start(self, total: int, what: str) -> None:
-        self._total, self._done, self._tenths, self._what = total, 0, 0, what
-        self._began = self._said = time.monotonic()
-        self._open = True
+        with self._lock:
+            self._what = shown(what).encode("ascii", "backslashreplace").decode()
+            self._total, self._done, self._tenths = total, 0, 0
+            self._began = self._said = self._clock()
+            self._open = True
 
     def advance(self, nbytes: int) -> None:
         with self._lock:
             self._done += nbytes
-            tenths, now = self._done * 10 // max(self._total, 1), time.monotonic()
-            if tenths > self._tenths and tenths < 10 and now - self._said >= self._seconds:
+            tenths, now = self._done * 10 // max(self._total, 1), self._clock()
+            if self._tenths < tenths < 10 and now - self._said >= self._seconds:
                 self._tenths, self._said = tenths, now
-                self._say()
+                self._say(now)
 
     def finish(self) -> None:
-        if self._open:
-            self._open = False
-            self._say()
+        with self._lock:
+            if self._open:
+                self._open = False
+                self._say(self._clock())
 
-    def _say(self) -> None:
-        seconds = time.monotonic() - self._began
-        share = 100 * self._done // max(self._total, 1)
+    def _say(self, now: float) -> None:
+        share = 100 * self._done // self._total if self._total else 100
         done, total = human_bytes(self._done), human_bytes(self._total)
-        self._stream.write(f"{self._what}: {share}% ({done} of {total}) after {seconds:.1f} s\n")
-        self._stream.flush()
+        try:
+            self._stream.write(f"{self._what}: {share}% ({done} of {total}) after {now - self._began:.1f} s\n")
+            self._stream.flush()
+        except (OSError, ValueError):  # a pipe that nobody reads any more, or a closed file
+            self._open = False
 
 
 class Bar:
-    """Draws a bar on a terminal, on standard error."""
+    """Draws a bar with bytes, bytes per second and the time that is left on a terminal, with rich."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -97,32 +111,42 @@ class Bar:
         self._task: TaskID | None = None
 
     def start(self, total: int, what: str) -> None:
+        # Not at the top: listing a checkpoint draws no bar.
         from rich.console import Console
+        from rich.markup import escape
         from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
         from rich.progress import Progress as RichProgress
 
+        self.finish()
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
         console = Console(file=self._stream)
         self._bar = RichProgress(*columns, TransferSpeedColumn(), TimeRemainingColumn(), console=console)
-        self._task = self._bar.add_task(what, total=total)
+        self._task = self._bar.add_task(escape(shown(what)), total=total)
         self._bar.start()
 
     def advance(self, nbytes: int) -> None:
-        if self._bar is not None and self._task is not None:
-            self._bar.advance(self._task, nbytes)
+        bar, task = self._bar, self._task
+        if bar is not None and task is not None:
+            bar.advance(task, nbytes)
 
     def finish(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+        bar, self._bar = self._bar, None
+        if bar is not None:
+            bar.stop()
 
 
-def for_stream(stream: TextIO | None = None, *, rank: int = 0) -> Progress:
+def for_stream(stream: TextIO | None = None, *, rank: int | None = None) -> Progress:
     """Return what suits `stream` (default: standard error): a bar on a terminal, lines elsewhere.
 
-    Of several ranks only rank 0 tells anything.
+    Of several ranks only rank 0 tells anything. rank: of this process; without it, the variable ``RANK`` that
+    torchrun and its like set, and 0 where there is none.
     """
-    if rank != 0:
+    stream = sys.stderr if stream is None else stream
+    if stream is None or (_rank_of_process() if rank is None else rank) != 0:
         return SILENT
-    stream = stream or sys.stderr
     return Bar(stream) if stream.isatty() else Lines(stream)
+
+
+def _rank_of_process() -> int:
+    text = os.environ.get("RANK", "")
+    return int(text) if text.isdecimal() else 0
