@@ -5,10 +5,11 @@ Lengths here are in *blocks* of the element type, so that a piece always starts 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
+from operator import add, mul
 from typing import NamedTuple
 
 from tensorferry.core.boxes import Box, Region, Shape, strides_of
@@ -44,12 +45,16 @@ class Cut(NamedTuple):
 
 
 def in_blocks(region: Region, dtype: DType) -> Region | None:
-    """Return `region` counted in blocks of `dtype`, or None where it would cut through a block."""
+    """Return `region` counted in blocks of `dtype`, or None where it would cut through a block.
+
+    All of a tensor whose rows are no whole blocks (F4 of shape (2, 3)) comes back as one flat row.
+    """
     n = dtype.block
     if n == 1:
         return region
     if not region.view or any(x % n for x in (region.view[-1], region.box.start[-1], region.box.stop[-1])):
-        return None
+        count, rest = divmod(prod(region.view), n)
+        return Region.whole((count,)) if region.is_whole and not rest else None
 
     def fewer(shape: Shape) -> Shape:
         return (*shape[:-1], shape[-1] // n)
@@ -58,27 +63,42 @@ def in_blocks(region: Region, dtype: DType) -> Region | None:
 
 
 def cut(region: Region, unit: int, cost: ReadCost, strides: Shape | None = None) -> Iterator[Cut]:
-    """Yield pieces that make up `region`, each an outer range of it, row-major in order.
+    """Yield pieces that make up `region`, each an outer range of it, in the order of their bytes.
 
     unit: bytes of one block. strides: of the view, in blocks, where it is not row-major.
     """
-    extents, start = region.shape, region.box.start
-    steps = strides_of(region.view) if strides is None else strides
-    if prod(extents) == 0:
+    if strides is None:
+        yield from _cut(region.box, strides_of(region.view), unit, cost)
         return
-    whole, rows = _joined(extents, steps, unit, cost)
-    cover = 1 + sum((n - 1) * s for n, s in zip(extents[whole:], steps[whole:], strict=True))
-    needed = prod(extents[whole:])
-    outer = [range(n) for n in extents[: max(whole - 1, 0)]]
-    last = extents[whole - 1] if whole else 1
-    for index in product(*outer):
+    # A transposed tensor is cut in the order in which it lies, or every element would be a piece.
+    order = sorted(range(len(strides)), key=lambda d: -strides[d])
+    back = sorted(range(len(order)), key=order.__getitem__)
+    for piece in _cut(_permuted(region.box, order), tuple(strides[d] for d in order), unit, cost):
+        yield piece._replace(box=_permuted(piece.box, back))
+
+
+def _permuted(box: Box, order: Sequence[int]) -> Box:
+    return Box(tuple(box.start[d] for d in order), tuple(box.stop[d] for d in order))
+
+
+def _cut(whole: Box, steps: Shape, unit: int, cost: ReadCost) -> Iterator[Cut]:
+    extents = whole.shape
+    if not all(extents):
+        return
+    dims, rows = _joined(extents, steps, unit, cost)
+    cover = 1 + sum((n - 1) * s for n, s in zip(extents[dims:], steps[dims:], strict=True))
+    needed = prod(extents[dims:])
+    first = sum(x * s for x, s in zip(whole.start, steps, strict=True))
+    if not dims:
+        yield Cut(whole, first * unit, cover * unit, needed * unit)
+        return
+    last, step = extents[dims - 1], steps[dims - 1]
+    for index in product(*map(range, extents[: dims - 1])):
+        base = first + sum(map(mul, index, steps))
         for a in range(0, last, rows):
-            b = min(a + rows, last)
-            box = _box(region, index, (a, b) if whole else None)
-            at = sum(x * s for x, s in zip((*index, *((a,) if whole else ())), steps, strict=False))
-            length = cover + ((b - a - 1) * steps[whole - 1] if whole else 0)
-            first = at + sum(x * s for x, s in zip(start, steps, strict=True))
-            yield Cut(box, first * unit, length * unit, needed * (b - a) * unit)
+            n = min(rows, last - a)
+            length = cover + (n - 1) * step
+            yield Cut(_box(whole, index, a, a + n), (base + a * step) * unit, length * unit, needed * n * unit)
 
 
 def _joined(extents: Shape, steps: Shape, unit: int, cost: ReadCost) -> tuple[int, int]:
@@ -95,13 +115,9 @@ def _joined(extents: Shape, steps: Shape, unit: int, cost: ReadCost) -> tuple[in
     return 0, 1
 
 
-def _box(region: Region, index: Shape, rows: tuple[int, int] | None) -> Box:
-    begin, end = region.box.start, region.box.stop
+def _box(whole: Box, index: Shape, a: int, b: int) -> Box:
+    """Return the part of a box that has one `index` in its first dimensions and ``a:b`` in the next one."""
     k = len(index)
-    lead = tuple(begin[d] + i for d, i in enumerate(index))
-    if rows is None:
-        return region.box
-    return Box(
-        (*lead, begin[k] + rows[0], *begin[k + 1 :]),
-        (*(x + 1 for x in lead), begin[k] + rows[1], *end[k + 1 :]),
-    )
+    lead = tuple(map(add, whole.start, index))
+    begin = whole.start[k]
+    return Box((*lead, begin + a, *whole.start[k + 1 :]), (*(x + 1 for x in lead), begin + b, *whole.stop[k + 1 :]))

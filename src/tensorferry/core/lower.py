@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import prod
 from typing import NamedTuple
 
-from tensorferry.core.boxes import Box, Region, Shape
+from tensorferry.core.boxes import Box, Region, Shape, strides_of
 from tensorferry.core.catalogue import Chunk, TensorEntry
-from tensorferry.core.cutting import Cut, ReadCost, cut, in_blocks
+from tensorferry.core.cutting import ReadCost, cut, in_blocks
 from tensorferry.core.plan import Plan, Source, Step
 from tensorferry.core.schedule import Batch, Input, Piece, Read, Schedule, Task
-from tensorferry.core.transforms import TensorSpec
+from tensorferry.core.transforms import TensorSpec, Transform
 from tensorferry.errors import PlanError
 
 __all__ = ["lower"]
@@ -47,18 +46,20 @@ def lower(plan: Plan, *, max_gap: int, max_read: int, max_staging: int, waste: f
     """
     cost = ReadCost(max_gap, min(max_read, max_staging), waste)
     files = _file_order(plan)
-    fills: list[Task] = []
+    unread: list[Task] = []
     works: list[_Work] = []
     for number, step in enumerate(plan.steps):
-        if not step.sources:
-            fills.append(Task(number, None, ()))
-        else:
-            works += _works(number, step, cost)
+        if not step.sources or not step.into.size:
+            unread.append(Task(number, None, ()))
+            continue
+        for work in _works(number, step, cost):
+            if work.ranges:
+                works.append(work)
+            else:
+                unread.append(_task(work, (), {}))
     works.sort(key=lambda w: (files[w.ranges[0].file], w.ranges[0].offset))
-    batches = list(_batches(works, cost))
-    if fills:
-        batches.insert(0, Batch((), tuple(fills), 0))
-    return Schedule(plan, tuple(batches), max_staging)
+    first = [Batch((), tuple(unread), 0)] if unread else []
+    return Schedule(plan, (*first, *_batches(works, cost, max_staging)), max_staging)
 
 
 def _file_order(plan: Plan) -> dict[str, int]:
@@ -90,18 +91,21 @@ def _computed(number: int, step: Step, cost: ReadCost) -> Iterator[_Work]:
     specs = [TensorSpec(s.entry.dtype, s.entry.shape) for s in step.sources]
     window, made = step.window, step.via.infer(specs).shape
     whole = [s.region.box for s in step.sources]
-    total = _nbytes(specs, whole)
-    outs: list[Box] = [window.box]
-    if total > cost.max_read and window.view == made and window.shape:
-        rows = max(1, next((n for n in window.shape if n > 1), 1) * cost.max_read // total)
-        outs = list(window.box.rows(rows))
-        if _nbytes(specs, step.via.pull(outs[0], specs)) >= total:
-            outs = [window.box]
+    outs = [window.box]
+    if window.view == made and _nbytes(specs, whole) > cost.max_read:
+        outs = _rows(step.via, window, specs, _nbytes(specs, whole), cost)
     for out in outs:
         boxes = whole if out == window.box else step.via.pull(out, specs)
-        work = _gather(number, step.sources, boxes, out.relative_to(window.box), cost)
-        if work.ranges:
-            yield work
+        yield _gather(number, step.sources, boxes, out.relative_to(window.box), cost)
+
+
+def _rows(via: Transform, window: Region, specs: Sequence[TensorSpec], total: int, cost: ReadCost) -> list[Box]:
+    """Cut an output so that each part needs about a read's worth of input; not at all where that saves nothing."""
+    dim = next((d for d, n in enumerate(window.shape) if n > 1), 0)
+    block = max(s.dtype.block for s in specs) if dim == len(window.shape) - 1 else 1
+    rows = window.shape[dim] * cost.max_read // total if window.shape else 1
+    outs = list(window.box.rows(max(block, rows - rows % block)))
+    return outs if _nbytes(specs, via.pull(outs[0], specs)) < total else [window.box]
 
 
 def _gather(number: int, sources: Sequence[Source], boxes: Sequence[Box], out: Box, cost: ReadCost) -> _Work:
@@ -127,45 +131,51 @@ def _blocks_of(entry: TensorEntry, region: Region) -> Region:
 
 
 def _ranges(source: int, entry: TensorEntry, region: Region, cost: ReadCost) -> Iterator[_Range]:
+    """Yield the bytes of `region`, which is counted in blocks, as are the boxes that come back."""
     for chunk in entry.chunks:
-        if chunk.box is None:
-            yield from _of_chunk(source, entry, chunk, region, (0,) * len(region.view), cost)
-        elif (common := chunk.box.meet(region.box)) is not None:
-            inside = Region(chunk.box.shape, common.relative_to(chunk.box))
-            yield from _of_chunk(source, entry, chunk, inside, chunk.box.start, cost)
+        if chunk.box is None or len(entry.chunks) == 1:
+            yield from _of_chunk(source, entry, chunk, region, None, cost)
+            continue
+        box = _blocks_of(entry, Region(entry.shape, chunk.box)).box
+        common = box.meet(region.box)
+        if common is not None:
+            yield from _of_chunk(source, entry, chunk, Region(box.shape, common.relative_to(box)), box.start, cost)
 
 
 def _of_chunk(
-    source: int, entry: TensorEntry, chunk: Chunk, region: Region, origin: Shape, cost: ReadCost
+    source: int, entry: TensorEntry, chunk: Chunk, region: Region, origin: Shape | None, cost: ReadCost
 ) -> Iterator[_Range]:
     assert chunk.span is not None
     file, base, _ = chunk.span
-    for box, offset, length, needed in _cuts(region, entry, chunk, cost):
-        strides = chunk.strides or _strides(region.view)
-        yield _Range(file, base + offset, length, needed, source, strides, box.shift(origin) if any(origin) else box)
+    strides = strides_of(region.view) if chunk.strides is None else chunk.strides
+    for box, offset, length, needed in cut(region, entry.dtype.block_bytes, cost, chunk.strides):
+        yield _Range(file, base + offset, length, needed, source, strides, box if origin is None else box.shift(origin))
 
 
-def _cuts(region: Region, entry: TensorEntry, chunk: Chunk, cost: ReadCost) -> Iterator[Cut]:
-    return cut(region, entry.dtype.block_bytes, cost, chunk.strides)
-
-
-def _strides(view: Shape) -> Shape:
-    return tuple(prod(view[d + 1 :]) for d in range(len(view)))
-
-
-def _batches(works: Sequence[_Work], cost: ReadCost) -> Iterator[Batch]:
+def _batches(works: Sequence[_Work], cost: ReadCost, max_staging: int) -> Iterator[Batch]:
     """Group works that follow each other until a batch is as large as a read may be."""
     group: list[_Work] = []
     size = 0
     for work in works:
         more = sum(r.length for r in work.ranges)
         if group and size + more > cost.max_read:
-            yield _batch(group, cost)
+            yield from _bounded(group, cost, max_staging)
             group, size = [], 0
         group.append(work)
         size += more
     if group:
-        yield _batch(group, cost)
+        yield from _bounded(group, cost, max_staging)
+
+
+def _bounded(works: Sequence[_Work], cost: ReadCost, max_staging: int) -> Iterator[Batch]:
+    """Make one batch, or several where the holes that its reads run over would take it past the bound."""
+    batch = _batch(works, cost)
+    if batch.staging <= max_staging or len(works) == 1:
+        yield batch
+        return
+    half = len(works) // 2
+    yield from _bounded(works[:half], cost, max_staging)
+    yield from _bounded(works[half:], cost, max_staging)
 
 
 def _batch(works: Sequence[_Work], cost: ReadCost) -> Batch:

@@ -90,7 +90,7 @@ class Plan:
     @cached_property
     def bytes_needed(self) -> int:
         """Bytes of checkpoint that the steps need, before any rounding up to whole reads."""
-        return sum(s.entry.dtype.nbytes(s.region.shape) for step in self.steps for s in step.sources)
+        return sum(s.entry.dtype.nbytes(s.region.shape) for step in self.steps if step.into.size for s in step.sources)
 
     @cached_property
     def fatal(self) -> tuple[Problem, ...]:

@@ -21,10 +21,10 @@ class Read(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Elements of an input that one read brings.
+    """Blocks of an input that one read brings. A block is one element, but for packed types.
 
-    read: which read of the batch. offset: bytes from the start of that read to the first element.
-    strides: in elements, of the bytes as they were read. box: which part of the input they are.
+    read: which read of the batch. offset: bytes from the start of that read to the first block.
+    strides: in blocks, of the bytes as they were read. box: which part of the source's view they are, in blocks.
     """
 
     read: int
@@ -34,7 +34,7 @@ class Piece(NamedTuple):
 
 
 class Input(NamedTuple):
-    """Part of one source of a step: `box` in the coordinates of the source's region, made of `pieces`."""
+    """Part of one source of a step: `box` of the view of the source's region, in blocks, made of `pieces`."""
 
     source: int
     box: Box
@@ -44,8 +44,10 @@ class Input(NamedTuple):
 class Task(NamedTuple):
     """What is done when the reads of its batch have arrived.
 
-    step: number of the plan's step. out: the part of the step's output (of `into`, or of the window of a
-    transform) that this task makes; None for all of it.
+    step: number of the plan's step. out: the part of the step's output that this task makes; None for all of it.
+    For a copy it is relative to the source's region, in blocks; for a transform, to the window, in elements. It
+    lands at the same row-major positions of `into`, which may have another shape. Without inputs nothing is read:
+    `into` is filled, or empty.
     """
 
     step: int
