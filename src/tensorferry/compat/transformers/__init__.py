@@ -6,6 +6,6 @@ Importing this imports torch; transformers itself is imported when a model is bu
 from __future__ import annotations
 
 from tensorferry.compat.transformers.adapting import adapt
-from tensorferry.compat.transformers.loading import load_model
+from tensorferry.compat.transformers.loading import build_model, load_model
 
-__all__ = ["adapt", "load_model"]
+__all__ = ["adapt", "build_model", "load_model"]

@@ -16,13 +16,14 @@ from tensorferry.checkpoint import open_checkpoint
 from tensorferry.compat.transformers import internals
 from tensorferry.compat.transformers.configs import ConfigFile, chosen_class, chosen_dtype, loaded_config
 from tensorferry.config import ReadOptions
+from tensorferry.core.catalogue import Catalogue
 from tensorferry.core.plan import Strictness
 from tensorferry.errors import ConfigError, LocateError, shown
 from tensorferry.modules.describe import places
 from tensorferry.progress import SILENT, Progress
 from tensorferry.report import Report
 
-__all__ = ["build", "load_model"]
+__all__ = ["build", "build_model", "load_model"]
 
 
 @overload
@@ -59,21 +60,48 @@ def load_model(
 
     Raises ConfigError and UnsafeFile for a configuration that cannot or must not be built, and what `load` raises.
     """
-    folder = _folder(path, opening.get("subfolder"))
-    file = ConfigFile(folder) if config is None else None
     with open_checkpoint(path, options=options, **opening) as checkpoint:
-        if file is not None:
-            file.refuse_impossible(checkpoint.catalogue)
-        config = copy.deepcopy(config) if file is None else loaded_config(file, trust_remote_code=trust_remote_code)
-        kind = chosen_class(config, file, auto_class, trust_remote_code=trust_remote_code)
-        dtype, notes = chosen_dtype(dtype, config, checkpoint.catalogue)
-        config.name_or_path = os.fspath(path)
-        model = build(kind, config, dtype)
+        model, notes = build_model(
+            path,
+            checkpoint.catalogue,
+            subfolder=opening.get("subfolder"),
+            dtype=dtype,
+            trust_remote_code=trust_remote_code,
+            auto_class=auto_class,
+            config=config,
+        )
         prepared = prepare(model, checkpoint, strict=strict)
         prepared = replace(prepared, notes=(*notes, *prepared.notes))
         report = run(model, prepared, device=device, strict=strict, progress=progress)
-    internals.adopt_generation_config(model, os.fspath(folder), trust_remote_code=trust_remote_code)
     return (model, report) if return_report else model
+
+
+def build_model(
+    path: str | os.PathLike[str],
+    catalogue: Catalogue,
+    *,
+    subfolder: str | None = None,
+    dtype: torch.dtype | str | None = None,
+    trust_remote_code: bool = False,
+    auto_class: type | str | None = None,
+    config: Any = None,
+) -> tuple[nn.Module, tuple[str, ...]]:
+    """Return the model that the folder `path` describes, empty and on meta, and what the user should be told of it.
+
+    catalogue: what its weights hold, to refuse a configuration that cannot be theirs, and for a dtype that nothing
+    names. The options and the errors are those of `load_model`.
+    """
+    folder = _folder(path, subfolder)
+    file = ConfigFile(folder) if config is None else None
+    if file is not None:
+        file.refuse_impossible(catalogue)
+    config = copy.deepcopy(config) if file is None else loaded_config(file, trust_remote_code=trust_remote_code)
+    kind = chosen_class(config, file, auto_class, trust_remote_code=trust_remote_code)
+    dtype, notes = chosen_dtype(dtype, config, catalogue)
+    config.name_or_path = os.fspath(path)
+    model = build(kind, config, dtype)
+    internals.adopt_generation_config(model, os.fspath(folder), trust_remote_code=trust_remote_code)
+    return model, tuple(notes)
 
 
 def _folder(path: str | os.PathLike[str], subfolder: str | None) -> Path:
