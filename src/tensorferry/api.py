@@ -32,7 +32,7 @@ from tensorferry.modules.materialize import Materialized
 from tensorferry.modules.tie import settle_ties
 from tensorferry.progress import SILENT, Progress
 from tensorferry.report import Report
-from tensorferry.verify import verified_how, verify_files
+from tensorferry.verify import verify_files
 
 __all__ = ["Prepared", "load", "plan", "prepare", "run"]
 
@@ -78,7 +78,7 @@ def load(
     with _opened(path, options, opening) as checkpoint:
         clock = _Clock()
         with clock("verify") if verify else nullcontext():
-            verified = verified_how(verify_files(checkpoint, progress=progress)) if verify else Prepared.verified
+            verified = verify_files(checkpoint, progress=progress).summary if verify else Prepared.verified
         prepared = prepare(model, checkpoint, rules=rules, strict=strict)
         prepared = replace(prepared, verified=verified, seconds={**clock.seconds, **prepared.seconds})
         return run(model, prepared, device=device, strict=strict, progress=progress)

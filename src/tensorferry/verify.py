@@ -5,39 +5,47 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from tensorferry.checkpoint import Checkpoint, open_checkpoint
 from tensorferry.core.explain import human_bytes
-from tensorferry.errors import CorruptFile, LocateError, shown
-from tensorferry.formats.torch_file import verify_crc
+from tensorferry.errors import CorruptFile, LocateError, ReadError, shown
+from tensorferry.formats.file_names import format_of
+from tensorferry.manifest import Manifest, given_manifest, manifest_beside
 from tensorferry.progress import SILENT, Progress
-from tensorferry.storage.base import File
+from tensorferry.storage.base import File, Storage
 
-__all__ = ["FileVerified", "Verified", "read_manifest", "verified_how", "verify", "verify_files"]
+__all__ = ["FileVerified", "Verified", "verify", "verify_files"]
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_MANIFEST_LINE = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")
 _BLOCK = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class FileVerified:
-    """One file, read to its end. sha256: of its contents. against: what that was compared with, or ""."""
+    """One file, read to its end. sha256: of its contents. against: what that was compared with, or "".
+
+    checksummed: bytes that were compared with checksums (CRC-32) that the file itself holds.
+    """
 
     path: str
     size: int
     sha256: str
-    against: str
+    against: str = ""
+    checksummed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """A checkpoint whose headers, index and bytes are sound; `files` say which had a digest to compare with."""
+    """A checkpoint whose headers, index and bytes are sound; `files` say which had something to compare with.
+
+    files: the index, if one was used, then the weight files.
+    """
 
     source: str
     format: str
@@ -47,18 +55,27 @@ class Verified:
     warnings: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain data; the keys are the fields and stay as they are."""
-        return asdict(self)
+        """Return it as plain data: the fields and `summary`. The keys stay as they are."""
+        data = asdict(self)
+        return {**data, "files": list(data["files"]), "warnings": list(self.warnings), "summary": self.summary}
 
     @property
     def summary(self) -> str:
         """How the contents were checked, in one clause."""
-        return verified_how(self.files)
+        compared = [f.against for f in self.files if f.against]
+        parts = []
+        if compared:
+            against = ", ".join(dict.fromkeys(compared))
+            parts.append(f"sha256 of {len(compared)} of {len(self.files)} files verified against {against}")
+        if checksummed := [f for f in self.files if f.checksummed]:
+            parts.append(f"checksums inside {len(checksummed)} of {len(self.files)} files verified")
+        return "; ".join(parts) or "contents read, not verified: there was no digest to compare with"
 
     def __str__(self) -> str:
-        lines = [f"{self.source}: {self.tensors:,} tensors, {human_bytes(self.nbytes)} ({self.format}); {self.summary}"]
-        lines += [f"  {f.sha256}  {f.path}" + (f"  = {f.against}" if f.against else "") for f in self.files]
-        return "\n".join([*lines, *(f"  warning: {w}" for w in self.warnings)])
+        source = shown(self.source, 300)
+        lines = [f"{source}: {self.tensors:,} tensors, {human_bytes(self.nbytes)} ({self.format}); {self.summary}"]
+        lines += [f"  {f.sha256}  {shown(f.path)}" + (f"  = {f.against}" if f.against else "") for f in self.files]
+        return "\n".join([*lines, *(f"  warning: {shown(w, 1000)}" for w in self.warnings)])
 
 
 def verify(
@@ -70,18 +87,16 @@ def verify(
 ) -> Verified:
     """Check headers and index of the checkpoint at `path`, read every byte, and compare digests.
 
-    manifest: file path to sha256, or a file as ``sha256sum`` writes it. Without one, a ``SHA256SUMS`` file in the
-    folder is used, and in a hub cache the names of the blobs. Checksums inside torch files are compared, too.
+    manifest: file path to sha256, or a file as ``sha256sum`` writes it; it must have all weight files of the
+    checkpoint. Without one, a ``SHA256SUMS`` in the folder is used for the files that it has. A file that neither
+    has is compared with the name of its blob, where it lies in a hub cache. What a manifest says of files that are
+    not part of the checkpoint is not looked at. Checksums inside torch files are compared, too.
 
-    Raises CorruptFile naming the file and both digests, LocateError for a file of the manifest that is not there, and
-    what `open_checkpoint` raises.
+    Raises CorruptFile naming every file that differs and both digests, LocateError where the manifest lacks a file,
+    and what `open_checkpoint` raises.
     """
     with open_checkpoint(path, **opening) as checkpoint:
-        files = verify_files(checkpoint, manifest=manifest, progress=progress)
-        catalogue = checkpoint.catalogue
-        return Verified(
-            checkpoint.uri, catalogue.format, len(catalogue), catalogue.nbytes, files, tuple(checkpoint.warnings)
-        )
+        return verify_files(checkpoint, manifest=manifest, progress=progress)
 
 
 def verify_files(
@@ -89,84 +104,105 @@ def verify_files(
     *,
     manifest: Mapping[str, str] | str | os.PathLike[str] | None = None,
     progress: Progress = SILENT,
-) -> tuple[FileVerified, ...]:
+) -> Verified:
     """Read the files of an open checkpoint whole and compare their digests; see `verify`."""
-    known, source = _known_digests(checkpoint, manifest)
-    files = checkpoint.selection.files
-    progress.start(sum(f.size for f in files), "verifying")
-    try:
-        with ThreadPoolExecutor(checkpoint.options.workers) as pool:
-            digests = pool.map(lambda f: _digest(checkpoint, f, progress), files)
-            checked = tuple(_compared(checkpoint, f, d, known, source) for f, d in zip(files, digests, strict=True))
-        checkpoint.storage.check_unchanged()
-    finally:
-        progress.finish()
-    return checked
+    storage, catalogue = checkpoint.storage, checkpoint.catalogue
+    known = manifest_beside(storage) if manifest is None else given_manifest(manifest, storage.uri)
+    _refuse_uncovered(known, checkpoint)
+    files = _files(checkpoint)
+    digests = _digests(checkpoint, files, progress)
+    checked = _compared(checkpoint, zip(files, digests, strict=True), known)
+    storage.check_unchanged()
+    warnings = (*checkpoint.warnings, *_absent(known, checkpoint))
+    return Verified(storage.uri, catalogue.format, len(catalogue), catalogue.nbytes, checked, warnings)
 
 
-def verified_how(files: Sequence[FileVerified]) -> str:
-    """Return in one clause what the digests of `files` were compared with."""
-    compared = sum(bool(f.against) for f in files)
-    if not compared:
-        return "contents read, not verified: no digests were given"
-    against = ", ".join(sorted({f.against for f in files if f.against}))
-    return f"sha256 of {compared} of {len(files)} files verified against {against}"
+def _files(checkpoint: Checkpoint) -> tuple[File, ...]:
+    selection = checkpoint.selection
+    index = [checkpoint.storage.stat(selection.index_file)] if selection.index_file else []
+    return (*index, *selection.files)
 
 
-def read_manifest(path: str | os.PathLike[str]) -> dict[str, str]:
-    """Return file path to sha256 from lines as ``sha256sum`` writes them; raises CorruptFile for any other line."""
-    digests: dict[str, str] = {}
-    for number, line in enumerate(Path(path).read_text().splitlines(), 1):
-        if line.strip() and not line.startswith("#"):
-            match = _MANIFEST_LINE.fullmatch(line)
-            if match is None:
-                raise CorruptFile(f"{os.fspath(path)}: line {number} is no sha256 and file name: {shown(line)!r}")
-            digests[match[2].removeprefix("./")] = match[1].lower()
-    return digests
+def _refuse_uncovered(known: Manifest, checkpoint: Checkpoint) -> None:
+    uncovered = [shown(f.path) for f in checkpoint.selection.files if f.path not in known.digests]
+    if known.binding and uncovered:
+        more = f" and {len(uncovered) - 5} more" if len(uncovered) > 5 else ""
+        raise LocateError(f"{known.name} has no sha256 of {', '.join(uncovered[:5])}{more} of {checkpoint.uri}")
 
 
-def _known_digests(
-    checkpoint: Checkpoint, manifest: Mapping[str, str] | str | os.PathLike[str] | None
-) -> tuple[Mapping[str, str], str]:
-    if manifest is None:
-        beside = Path(checkpoint.uri, "SHA256SUMS")
-        return (read_manifest(beside), "SHA256SUMS") if beside.is_file() else ({}, "")
-    known = manifest if isinstance(manifest, Mapping) else read_manifest(manifest)
-    absent = [f.path for f in checkpoint.selection.files if f.path not in known]
+def _absent(known: Manifest, checkpoint: Checkpoint) -> Iterable[str]:
+    """Yield a warning of weight files that the manifest has and the folder lacks: perhaps a download stopped."""
+    there = {f.path for f in checkpoint.storage.list()} | {f.path for f in checkpoint.selection.files}
+    kind = checkpoint.catalogue.format
+    absent = [shown(p) for p in known.digests if p not in there and "/" not in p and format_of(p) == kind]
     if absent:
-        raise LocateError(f"the manifest has no digest for {', '.join(map(shown, absent[:5]))} of {checkpoint.uri}")
-    return known, "the manifest"
+        yield f"{known.name} also has {', '.join(absent[:5])}{', …' if absent[5:] else ''}, which the folder lacks"
 
 
-def _digest(checkpoint: Checkpoint, file: File, progress: Progress) -> str:
+def _digests(checkpoint: Checkpoint, files: Iterable[File], progress: Progress) -> list[str]:
+    stop, pool = Event(), ThreadPoolExecutor(checkpoint.options.workers, thread_name_prefix="tensorferry-verify")
+    progress.start(sum(f.size for f in files), "verifying")
+
+    def advance(nbytes: int) -> None:
+        if stop.is_set():
+            raise ReadError(f"verifying {checkpoint.uri} was stopped")
+        progress.advance(nbytes)
+
+    try:
+        return list(pool.map(lambda f: _digest(checkpoint.storage, f, advance), files))
+    finally:
+        # After an error or Ctrl-C, the threads end at their next block instead of at the end of their files.
+        stop.set()
+        pool.shutdown(wait=True, cancel_futures=True)
+        progress.finish()
+
+
+def _digest(storage: Storage, file: File, advance: Callable[[int], None]) -> str:
     digest, at = hashlib.sha256(), 0
     buffer = memoryview(bytearray(min(_BLOCK, file.size)))
     while at < file.size:
         part = buffer[: min(len(buffer), file.size - at)]
-        checkpoint.storage.read_into(file.path, at, part)
+        storage.read_into(file.path, at, part)
         digest.update(part)
         at += len(part)
-        progress.advance(len(part))
+        advance(len(part))
     return digest.hexdigest()
 
 
-def _compared(checkpoint: Checkpoint, file: File, digest: str, known: Mapping[str, str], source: str) -> FileVerified:
-    expected, against = known.get(file.path), source
+def _compared(checkpoint: Checkpoint, pairs: Iterable[tuple[File, str]], known: Manifest) -> tuple[FileVerified, ...]:
+    checked, faults = [], []
+    for file, digest in pairs:
+        try:
+            checked.append(_compare(checkpoint, file, digest, known))
+        except CorruptFile as error:
+            faults.append(str(error))
+    if faults:
+        more = f"; and {len(faults) - 20} more files" if len(faults) > 20 else ""
+        raise CorruptFile(
+            f"{shown(checkpoint.uri, 300)}: contents are not what they should be, so fetch them again: "
+            f"{'; '.join(faults[:20])}{more}"
+        )
+    return tuple(checked)
+
+
+def _compare(checkpoint: Checkpoint, file: File, digest: str, known: Manifest) -> FileVerified:
+    expected, against = known.digests.get(file.path), known.name
     if expected is None:
         expected, against = _blob_name(checkpoint, file), "the hub's blob name"
-    if expected is None:
-        against = ""
-    elif expected != digest:
-        raise CorruptFile(
-            f"{checkpoint.uri}: {shown(file.path)}: its contents are not what they should be: sha256 is {digest}, but "
-            f"{against} says {expected}; fetch the file again"
-        )
-    if checkpoint.catalogue.format == "torch":
-        verify_crc(checkpoint.storage, file)
-    return FileVerified(file.path, file.size, digest, against)
+    if expected not in (None, digest):
+        raise CorruptFile(f"{shown(file.path)}: sha256 is {digest}, but {against} says {expected}")
+    return FileVerified(file.path, file.size, digest, against if expected else "", _checksummed(checkpoint, file))
 
 
 def _blob_name(checkpoint: Checkpoint, file: File) -> str | None:
     """Return the sha256 that a hub cache stores a large file under, where `file` is a link to one."""
     target = Path(os.path.realpath(Path(checkpoint.uri, file.path)))
     return target.name if target.parent.name == "blobs" and _SHA256.fullmatch(target.name) else None
+
+
+def _checksummed(checkpoint: Checkpoint, file: File) -> int:
+    if checkpoint.catalogue.format != "torch":
+        return 0
+    from tensorferry.formats.torch_file import verify_crc  # not at the top: no other format has checksums
+
+    return verify_crc(checkpoint.storage, file)

@@ -108,7 +108,12 @@ def test_bytes_of_several_threads_add_up() -> None:
     stream = io.StringIO()
     lines = Lines(stream, clock=Clock())
     lines.start(4000, "weights")
-    threads = [threading.Thread(target=lambda: [lines.advance(1) for _ in range(1000)]) for _ in range(4)]
+
+    def advance() -> None:
+        for _ in range(1000):
+            lines.advance(1)
+
+    threads = [threading.Thread(target=advance) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
