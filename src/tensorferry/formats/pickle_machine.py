@@ -69,7 +69,9 @@ class Machine:
         byte = self.stream.byte
         try:
             while (code := byte()) != STOP:
-                self.spend(1)
+                self.spent += 1
+                if self.spent > self.limit:
+                    self.raise_limit()
                 handler = handlers[code]
                 if handler is None:
                     raise BadValue(f"opcode 0x{code:02x}, which torch files do not use")
@@ -89,11 +91,15 @@ class Machine:
         return CorruptFile(f"{shown(self.path)}: damaged pickle{about}: {problem} ({where})")
 
     def spend(self, cost: int) -> None:
+        """Account for `cost` steps more. Raises BadValue where a pickle takes more than its storages explain."""
         self.spent += cost
         if self.spent > self.limit:
-            self.limit = _BASE_COST + _COST_PER_STORAGE * len(self.persistent)
-            if self.spent > self.limit:
-                raise BadValue(f"more than {self.limit:,} steps for {len(self.persistent):,} storages: no model")
+            self.raise_limit()
+
+    def raise_limit(self) -> None:
+        self.limit = _BASE_COST + _COST_PER_STORAGE * len(self.persistent)
+        if self.spent > self.limit:
+            raise BadValue(f"more than {self.limit:,} steps for {len(self.persistent):,} storages: no model")
 
     def near(self) -> str | None:
         """Return the text below the value being built: in a dict, the key that it is for."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
+from typing import NamedTuple
 
 from tensorferry.core.boxes import Shape, strides_of
 from tensorferry.core.catalogue import Span, TensorEntry
@@ -25,7 +26,7 @@ def entry_of(name: str, ref: TensorRef, file: File, places: Mapping[str, Span]) 
     places: where each storage of `file` lies. Raises CorruptFile where the tensor is no part of its storage,
     UnsafeFile where it has hooks, UnsupportedDtype and FormatError where it has no plain values; all name it.
     """
-    where = f"{shown(file.path)}: tensor {shown(name)!r}"
+    where = _Where(file.path, name)
     dtype = _plain(where, ref)
     _check_geometry(where, ref)
     extent = _extent(ref.shape, ref.strides)
@@ -44,7 +45,17 @@ def entry_of(name: str, ref: TensorRef, file: File, places: Mapping[str, Span]) 
     return TensorEntry.at(name, dtype, shape, file.path, begin, strides=strides, length=extent * dtype.block_bytes)
 
 
-def _plain(where: str, ref: TensorRef) -> DType:
+class _Where(NamedTuple):
+    """The beginning of a message about a tensor; put into words only when there is one."""
+
+    path: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{shown(self.path)}: tensor {shown(self.name)!r}"
+
+
+def _plain(where: _Where, ref: TensorRef) -> DType:
     if ref.element.dtype is None:
         raise UnsupportedDtype(f"{where}: dtype torch.{ref.element.name} is not read; save dequantized values")
     if any(hooks is not None and (hooks or not isinstance(hooks, DictValue)) for hooks in ref.hooks):
@@ -60,7 +71,7 @@ def _all_false(flags: object) -> bool:
     return isinstance(flags, DictValue) and not flags.rest and not any(flags.items.values())
 
 
-def _check_geometry(where: str, ref: TensorRef) -> None:
+def _check_geometry(where: _Where, ref: TensorRef) -> None:
     shape, strides = ref.shape, ref.strides
     if len(shape) != len(strides) or len(shape) > MAX_RANK:
         raise CorruptFile(f"{where}: {len(shape)} sizes and {len(strides)} strides, at most {MAX_RANK} of each")
@@ -103,14 +114,14 @@ def _normal(shape: Shape, strides: Shape) -> Shape | None:
     return None if kept == natural else kept
 
 
-def _unpacked(where: str, dtype: DType, shape: Shape, strides: Shape | None) -> tuple[Shape, None]:
+def _unpacked(where: _Where, dtype: DType, shape: Shape, strides: Shape | None) -> tuple[Shape, None]:
     """Torch counts the bytes of packed types; a catalogue counts their elements."""
     if not shape or strides is not None:
         raise UnsupportedDtype(f"{where}: a {dtype} tensor that is a scalar or not contiguous; save contiguous() of it")
     return (*shape[:-1], shape[-1] * dtype.block), None
 
 
-def _storage_span(where: str, storage: StorageRef, file: File, places: Mapping[str, Span]) -> Span:
+def _storage_span(where: _Where, storage: StorageRef, file: File, places: Mapping[str, Span]) -> Span:
     place = places.get(storage.key)
     if place is None:
         raise CorruptFile(f"{where}: its storage {shown(storage.key)!r} is not in the file")

@@ -27,7 +27,7 @@ _CENTRAL = struct.Struct("<4s6H3L5H2L")
 _LOCAL = struct.Struct("<4s5H3L2H")
 
 _BLOCK = 1 << 16
-_LOCAL_BLOCK = 1 << 12
+_LOCAL_BLOCK = 1 << 10
 _UTF8, _DEFERRED = 0x800, 0x8
 """Flags of a record: its name is UTF-8; its sizes and checksum follow its data instead of preceding them."""
 
