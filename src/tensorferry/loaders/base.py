@@ -1,0 +1,133 @@
+"""The Model Loader face: the stages from a configuration to a model that is ready to use. Reads nothing itself."""
+
+from __future__ import annotations
+
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from tensorferry.config import LoadConfig, ModelConfig, options_of
+from tensorferry.errors import ConfigError
+from tensorferry.modules.describe import describe
+from tensorferry.modules.finalize import Completion
+from tensorferry.progress import SILENT, Progress, for_stream
+from tensorferry.report import Report
+
+__all__ = ["BaseModelLoader", "Build", "NoOptions", "timed"]
+
+logger = logging.getLogger(__name__)
+
+Build = Callable[[ModelConfig], nn.Module]
+"""Makes a model, empty or with values that loading will replace. Called with the dtype and the device set."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoOptions:
+    """Of a loader that takes no options of its own."""
+
+
+class BaseModelLoader(ABC):
+    """A way of loading models. Subclasses say where weights come from and how they get into a model.
+
+    Options: a dataclass that checks itself, made of ``LoadConfig.options``. report: of the last `load_model`.
+    """
+
+    Options: ClassVar[type[Any]] = NoOptions
+
+    def __init__(self, load_config: LoadConfig | None = None) -> None:
+        self.load_config = load_config or LoadConfig()
+        what = f"load_format {self.load_config.load_format!r}"
+        self.options: Any = options_of(self.Options, self.load_config.options, what=what)
+        self.report: Report | None = None
+
+    @abstractmethod
+    def download_model(self, model_config: ModelConfig) -> None:
+        """Bring what `load_model` needs onto this machine, so that it can be called offline."""
+
+    @abstractmethod
+    def load_weights(self, model: nn.Module, model_config: ModelConfig) -> Report:
+        """Fill `model`, which may be on meta in part, and return what was done.
+
+        Modules whose ``process_weights_after_loading`` has been run are named in ``Report.post_processed``.
+        """
+
+    def build(self, model_config: ModelConfig) -> nn.Module:
+        """Return an empty model where the caller of `load_model` does not give one; refused here."""
+        raise ConfigError(
+            f"{type(self).__name__} does not build models: pass build=, which is called with {model_config}"
+        )
+
+    def load_model(self, model_config: ModelConfig, build: Build | None = None) -> nn.Module:
+        """Return the model, filled, post-processed and in eval mode, and leave the account of it in `report`.
+
+        The stages: with the dtype of `model_config` as the default and the device of the load configuration as the
+        current one, `build` is called (by default `self.build`) → `load_weights` → ``process_weights_after_loading``
+        of each module that has not run it → ``eval()``.
+        """
+        seconds: dict[str, float] = {}
+        with timed(seconds, "initialize"), _surroundings(model_config.dtype, self.device):
+            model = _built(build or self.build, model_config)
+        report = self.load_weights(model, model_config)
+        seconds.update(report.seconds)
+        with timed(seconds, "post-process"):
+            processed = _post_processed(model, report)
+            model.eval()
+        self.report = replace(report, post_processed=processed, seconds=seconds)
+        phases = ", ".join(f"{phase} {s:.2f} s" for phase, s in seconds.items())
+        logger.info("%s by %s: %s", model_config.model, type(self).__name__, phases)
+        return model
+
+    @property
+    def device(self) -> torch.device:
+        """Where models are built, and where tensors get memory."""
+        return torch.device(self.load_config.device or "cpu")
+
+    @property
+    def progress(self) -> Progress:
+        """What is told of the load: nothing, unless that was configured."""
+        return for_stream() if self.load_config.progress else SILENT
+
+
+@contextmanager
+def timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
+    """Add the time that the block takes to `seconds`, under `phase`."""
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - began
+
+
+@contextmanager
+def _surroundings(dtype: str | None, device: torch.device) -> Iterator[None]:
+    """Set torch's default dtype and device, and put them back."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, dtype) if dtype is not None else before)
+    try:
+        with device:
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _built(build: Build, model_config: ModelConfig) -> nn.Module:
+    model: object = build(model_config)
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"build({model_config}) returned {type(model).__name__}, where an nn.Module is expected")
+    return model
+
+
+def _post_processed(model: nn.Module, report: Report) -> tuple[str, ...]:
+    """Run what has not been run, children first; return the names of all modules that it was run of."""
+    completion = Completion(model, describe(model), set())
+    completion.processed += report.post_processed
+    with torch.no_grad():
+        completion.finish()
+    return tuple(completion.processed)

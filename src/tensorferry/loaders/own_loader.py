@@ -1,0 +1,232 @@
+"""Models that bring their own ``load_weights(iterable)``: traced into a plan, and streamed where that is impossible.
+
+Whatever is streamed is watched, so that what the loader leaves out is found, whatever it returns.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from tensorferry.api import Prepared
+from tensorferry.checkpoint import Checkpoint
+from tensorferry.config import LoadConfig
+from tensorferry.core.catalogue import Catalogue
+from tensorferry.core.names import nearest
+from tensorferry.core.plan import Dropped, Plan, Strictness, describe_problems
+from tensorferry.core.rules import compiled
+from tensorferry.core.ruleset import COMMON_LEFTOVERS
+from tensorferry.core.schedule import Schedule
+from tensorferry.core.target import Target
+from tensorferry.core.transforms import TensorSpec
+from tensorferry.errors import FinalizeError, PlanError, shown
+from tensorferry.execute.base import Counters, Executor, OnReady, Parameters
+from tensorferry.loaders.strategies import executor_for, streamed
+from tensorferry.loaders.writes import Share, Watch
+from tensorferry.modules.describe import describe
+from tensorferry.modules.materialize import Materialized
+from tensorferry.modules.trace import Traced, stream_opaque, trace
+from tensorferry.problems import Problem, ProblemKind
+from tensorferry.progress import SILENT, Progress
+from tensorferry.report import Report
+from tensorferry.storage.base import Storage
+
+__all__ = ["OwnLoading", "brings_own_loader", "prepare_own"]
+
+_IGNORED = "the model's loader ignores it"
+_HINTED = 20
+"""Missing names that similar ones are looked up for; that takes a while each."""
+
+
+def brings_own_loader(model: nn.Module) -> bool:
+    """Tell whether `model` is filled by its own ``load_weights``, and not by rules that it declares."""
+    return callable(getattr(model, "load_weights", None)) and getattr(model, "weight_rules", None) is None
+
+
+def prepare_own(model: nn.Module, checkpoint: Checkpoint, config: LoadConfig, strict: Strictness) -> OwnLoading:
+    """Return what is to be done to fill `model` through its own loader. Touches nothing, raises no PlanError."""
+    began = time.perf_counter()
+    target = describe(model)
+    if config.own_loader == "trace":
+        traced = trace(model, checkpoint.catalogue, strict=strict)
+    else:
+        traced = _all_streamed(target, checkpoint.catalogue)
+    plan = _with_unexpected(traced.plan, strict)
+    notes = _unknown(traced.loaded or (), target)
+    if traced.fallback is not None:
+        notes = [f"the model's load_weights could not be traced: it {traced.fallback}"]
+    seconds = {"trace": time.perf_counter() - began}
+    prepared = Prepared(checkpoint, target, plan, notes=tuple(notes), seconds=seconds)
+    return OwnLoading(model, prepared, traced, config, strict)
+
+
+@dataclass
+class OwnLoading:
+    """A load through the model's own loader: what is planned, and, as an `Executor`, what is streamed after it.
+
+    With something to stream, modules are post-processed only when everything is there.
+    """
+
+    model: nn.Module
+    prepared: Prepared
+    traced: Traced
+    config: LoadConfig
+    strict: Strictness
+    problems: list[Problem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    streamed: Counters = field(default_factory=Counters)
+    bytes_streamed: int = 0
+
+    @property
+    def executor(self) -> Executor:
+        """What runs the plan, and streams what it leaves out."""
+        return self if self.traced.opaque else self._planned
+
+    def run(
+        self,
+        schedule: Schedule,
+        storage: Storage,
+        parameters: Parameters,
+        *,
+        on_ready: OnReady | None = None,
+        progress: Progress = SILENT,
+    ) -> Counters:
+        """Fill what is planned, then stream; see `Executor`. Raises PlanError for what the loader left out."""
+        counters = Counters()
+        if schedule.batches:
+            counters = self._planned.run(schedule, storage, parameters, progress=progress)
+        opaque = [name for name in self.traced.opaque if name in parameters]
+        for name in opaque:
+            parameters[name]
+        self._stream(storage, opaque, parameters, progress)
+        counters.absorb(self.streamed)
+        counters.staging_peak = max(counters.staging_peak, self.streamed.staging_peak)
+        for name in dict.fromkeys((*(s.parameter for s in schedule.plan.steps), *opaque)):
+            if on_ready is not None:
+                on_ready(name)
+        return counters
+
+    def account(self, report: Report) -> Report:
+        """Return `report` with what was streamed, and what that brought to light."""
+        kinds = {kind: tuple(p.subject for p in self.problems if p.kind is kind) for kind in ProblemKind}
+        return replace(
+            report,
+            executor=type(self._planned).__name__,
+            bytes_needed=report.bytes_needed + self.bytes_streamed,
+            streamed=dict(self.traced.opaque),
+            unexpected=(*report.unexpected, *kinds[ProblemKind.UNEXPECTED]),
+            missing=(*report.missing, *kinds[ProblemKind.MISSING]),
+            warnings=(*report.warnings, *self.notes),
+        )
+
+    @property
+    def _planned(self) -> Executor:
+        return executor_for(self.config)
+
+    def _stream(self, storage: Storage, opaque: Sequence[str], parameters: Parameters, progress: Progress) -> None:
+        wanted = set(self.traced.stream)
+        entries = [e for e in self.prepared.checkpoint.catalogue.values() if e.name in wanted]
+        watch = Watch(self.model)
+        self.bytes_streamed = sum(e.nbytes for e in entries)
+        progress.start(self.bytes_streamed, "streamed weights")
+        try:
+            with closing(streamed(self.config, storage, entries, self.streamed)) as tensors, watch:
+                claimed = stream_opaque(self.model, self.traced, watch.offer(_told(tensors, progress)))
+        finally:
+            progress.finish()
+        if not self.traced.plan.steps:
+            self._note_unexpected(watch.unused(e.name for e in entries))
+        self._note_missing(opaque, watch.written(), _names(claimed))
+        self.notes += _unknown(_names(claimed), self.prepared.target)
+        self._refuse(parameters)
+
+    def _note_unexpected(self, unused: Sequence[str]) -> None:
+        fatal = self.strict.unexpected == "error"
+        for name in unused:
+            if COMMON_LEFTOVERS.route(name) is None:
+                self.problems.append(Problem(ProblemKind.UNEXPECTED, name, _IGNORED, fatal=fatal))
+
+    def _note_missing(self, opaque: Sequence[str], written: Mapping[str, Share], claimed: set[str]) -> None:
+        short = [n for n in opaque if n in written and written[n].written < written[n].total]
+        self.problems += _with_near([self._missing(n, written[n], n in claimed) for n in short], self.problems)
+
+    def _missing(self, name: str, share: Share, is_claimed: bool) -> Problem:
+        if share.written:
+            detail = f"the model's load_weights wrote {share.written:,} of its {share.total:,} elements"
+        elif is_claimed:
+            detail = "the model's load_weights says that it loaded it, and wrote nothing to it"
+        else:
+            detail = "the model's load_weights wrote nothing to it"
+        fatal = self.strict.missing == "error" and not _may_miss(name, self.strict)
+        return Problem(ProblemKind.MISSING, name, detail, fatal=fatal)
+
+    def _refuse(self, parameters: Parameters) -> None:
+        fatal = [p for p in self.problems if p.fatal]
+        if fatal:
+            lines = describe_problems(fatal).splitlines()[1:]
+            head = f"the model's load_weights and the checkpoint do not fit: {len(fatal)} problems, found after loading"
+            raise PlanError("\n".join([head, *lines]), fatal)
+        given = parameters.given_memory if isinstance(parameters, Materialized) else set()
+        empty = [p.subject for p in self.problems if p.kind is ProblemKind.MISSING and p.subject in given]
+        if empty:
+            raise FinalizeError(
+                f"nothing filled {', '.join(empty[:8])}, which had no memory before: build the model on a real device, "
+                "so that what may be missing has values"
+            )
+
+
+def _all_streamed(target: Target, catalogue: Catalogue) -> Traced:
+    owned = {t.name: TensorSpec(t.dtype, t.shape) for t in target.values() if t.alias_of is None}
+    aliases = {t.name: t.alias_of for t in target.values() if t.alias_of is not None}
+    return Traced(Plan((), owned, aliases), dict.fromkeys(owned, "streaming was asked for"), tuple(catalogue))
+
+
+def _with_unexpected(plan: Plan, strict: Strictness) -> Plan:
+    """Return `plan` with what the loader ignores as unexpected, as in any other plan, but for common leftovers."""
+    dropped: list[Dropped] = []
+    unexpected: list[Problem] = []
+    for name, why in plan.dropped:
+        route = COMMON_LEFTOVERS.route(name)
+        if why != _IGNORED or route is not None:
+            dropped.append(Dropped(name, (route.ignorable if route else None) or why))
+        else:
+            unexpected.append(Problem(ProblemKind.UNEXPECTED, name, _IGNORED, fatal=strict.unexpected == "error"))
+    problems = (*_with_near(plan.problems, unexpected), *unexpected)
+    return replace(plan, dropped=tuple(dropped), problems=problems)
+
+
+def _with_near(problems: Sequence[Problem], unexpected: Sequence[Problem]) -> list[Problem]:
+    """Return `problems`, the first of the missing ones with the unexpected names that may have been meant."""
+    spare = [p.subject for p in unexpected if p.kind is ProblemKind.UNEXPECTED]
+    missing = [p.subject for p in problems if p.kind is ProblemKind.MISSING][:_HINTED] if spare else []
+    near = {name: nearest(name, spare) for name in missing}
+    return [replace(p, near=near.get(p.subject, p.near)) for p in problems]
+
+
+def _told(tensors: Iterator[tuple[str, torch.Tensor]], progress: Progress) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, tensor in tensors:
+        yield name, tensor
+        progress.advance(tensor.nbytes)
+
+
+def _names(returned: Any) -> set[str]:
+    """Return the names in what a loader returned, if it returned names."""
+    return set(map(str, returned)) if isinstance(returned, set | frozenset | list | tuple | dict) else set()
+
+
+def _unknown(claimed: Iterable[str], target: Target) -> list[str]:
+    unknown = sorted(set(claimed) - target.keys())
+    if not unknown:
+        return []
+    listed = ", ".join(map(shown, unknown[:5]))
+    return [f"load_weights says that it loaded {listed}, which the model does not have"]
+
+
+def _may_miss(name: str, strict: Strictness) -> bool:
+    return any(compiled(pattern).fullmatch(name) for pattern in strict.may_miss)

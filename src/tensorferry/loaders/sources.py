@@ -1,0 +1,160 @@
+"""Where a model's weights come from: sources, and one open checkpoint made of several. Reads headers only."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tensorferry.checkpoint import Checkpoint
+from tensorferry.config import LoadConfig, ReadOptions
+from tensorferry.core.catalogue import Catalogue, TensorEntry
+from tensorferry.errors import ConfigError, FormatError, shown
+from tensorferry.formats.base import Selection
+from tensorferry.formats.download import download
+from tensorferry.formats.opening import Opened, open_files
+from tensorferry.storage.joined import JoinedStorage
+
+__all__ = ["NameFilter", "Source", "locate", "open_sources", "sieve"]
+
+logger = logging.getLogger(__name__)
+
+NameFilter = Callable[[str], bool]
+"""Whether the entry of that name, its source's prefix included, is wanted. Those that are not are never read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A place that weights come from.
+
+    model_or_path: a folder, a weight file, or a name on the Hub. revision: a branch, tag or commit there.
+    subfolder: where in it the weights are. prefix: put before every name, with its dot. fall_back_to_pt: whether torch
+    files will do where there are no safetensors. allow_patterns_overrides: file name patterns that choose the files in
+    place of names and index. variant: such as ``fp16``.
+    """
+
+    model_or_path: str | os.PathLike[str]
+    revision: str | None = None
+    subfolder: str | None = None
+    prefix: str = ""
+    fall_back_to_pt: bool = True
+    allow_patterns_overrides: Sequence[str] | None = None
+    variant: str | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.allow_patterns_overrides, str):
+            raise ConfigError(
+                f"allow_patterns_overrides {self.allow_patterns_overrides!r}: a list of patterns is expected, not one"
+            )
+
+
+def locate(source: Source, config: LoadConfig, load_format: str) -> Path:
+    """Return the folder or file of `source` on this machine; what is not here is fetched from the Hub, weights only.
+
+    Raises LocateError, AccessDenied, ConfigError: see `download`.
+    """
+    path = Path(source.model_or_path).expanduser()
+    if path.exists() or path.is_symlink():
+        return path
+    snapshot = download(
+        os.fspath(source.model_or_path),
+        revision=source.revision,
+        cache_dir=config.download_dir,
+        load_format=load_format,
+        subfolder=source.subfolder,
+        variant=source.variant,
+        allow_patterns=source.allow_patterns_overrides,
+        ignore_patterns=config.ignore_patterns,
+        allow_pickle=source.fall_back_to_pt,
+    )
+    logger.info("%s is commit %s", snapshot.name, snapshot.commit)
+    return snapshot.path
+
+
+def open_sources(sources: Sequence[Source], config: LoadConfig, load_format: str, options: ReadOptions) -> Checkpoint:
+    """Return one checkpoint that holds the entries of all `sources`, each under its prefix, in their order.
+
+    Raises what `locate` and `open_files` raise, and FormatError where a name comes from two sources.
+    """
+    with ExitStack() as until_all_are_open:
+        opened = []
+        for source in sources:
+            one = _open(source, config, load_format)
+            until_all_are_open.callback(one.close)
+            opened.append(one)
+        joined = _joined(sources, opened)
+        until_all_are_open.pop_all()
+    return Checkpoint(joined, options)
+
+
+def sieve(checkpoint: Checkpoint, wanted: NameFilter | None) -> tuple[Checkpoint, dict[str, str]]:
+    """Return the checkpoint without the entries that are not `wanted`, and why each of those was dropped."""
+    if wanted is None:
+        return checkpoint, {}
+    kept = [entry for entry in checkpoint.catalogue.values() if wanted(entry.name)]
+    names = {entry.name for entry in kept}
+    dropped = dict.fromkeys((n for n in checkpoint.catalogue if n not in names), "left out by weight_name_filter")
+    opened = Opened(checkpoint.storage, checkpoint.selection, checkpoint.catalogue.replacing(kept))
+    return Checkpoint(opened, checkpoint.options), dropped
+
+
+def _open(source: Source, config: LoadConfig, load_format: str) -> Opened:
+    path = locate(source, config, load_format)
+    return open_files(
+        path,
+        load_format=load_format,
+        subfolder=source.subfolder,
+        variant=source.variant,
+        allow_patterns=source.allow_patterns_overrides,
+        ignore_patterns=() if path.is_file() else config.ignore_patterns,
+        allow_pickle=source.fall_back_to_pt,
+    )
+
+
+def _joined(sources: Sequence[Source], opened: Sequence[Opened]) -> Opened:
+    if len(opened) == 1 and not sources[0].prefix:
+        return opened[0]
+    names = ["primary", *(f"secondary-{n}" for n in range(1, len(opened)))]
+    entries: dict[str, TensorEntry] = {}
+    for name, source, one in zip(names, sources, opened, strict=True):
+        for entry in one.catalogue.values():
+            moved = _moved(entry, name, source.prefix)
+            if entries.setdefault(moved.name, moved) is not moved:
+                raise _twice(entries[moved.name], moved)
+    storage = JoinedStorage(dict(zip(names, (one.storage for one in opened), strict=True)))
+    selection = _selection(names, opened)
+    catalogue = Catalogue(
+        entries.values(),
+        format=selection.format,
+        files=[f"{name}/{file}" for name, one in zip(names, opened, strict=True) for file in one.catalogue.files],
+        metadata={k: v for one in reversed(opened) for k, v in one.catalogue.metadata.items()},
+        notes=dict.fromkeys(note for one in opened for note in one.catalogue.notes),
+    )
+    return Opened(storage, selection, catalogue)
+
+
+def _moved(entry: TensorEntry, part: str, prefix: str) -> TensorEntry:
+    chunks = (c._replace(span=c.span and c.span._replace(file=f"{part}/{c.span.file}")) for c in entry.chunks)
+    return replace(entry, name=prefix + entry.name, chunks=tuple(chunks))
+
+
+def _twice(one: TensorEntry, other: TensorEntry) -> FormatError:
+    where = " and ".join(dict.fromkeys(map(shown, (*one.files, *other.files))))
+    return FormatError(
+        f"duplicate name: two of the model's sources hold a tensor {shown(one.name)!r}, in {where}: give one of them a "
+        "prefix, or leave one out with weight_name_filter"
+    )
+
+
+def _selection(names: Sequence[str], opened: Sequence[Opened]) -> Selection:
+    chosen = list(zip(names, (one.selection for one in opened), strict=True))
+    return Selection(
+        format=" + ".join(dict.fromkeys(selection.format for _, selection in chosen)),
+        files=tuple(replace(f, path=f"{name}/{f.path}") for name, selection in chosen for f in selection.files),
+        reason="; ".join(f"{name}: {selection.reason}" for name, selection in chosen),
+        ignored=tuple((f"{name}/{file}", why) for name, selection in chosen for file, why in selection.ignored),
+        warnings=tuple(f"{name}: {warning}" for name, selection in chosen for warning in selection.warnings),
+    )
