@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from helpers.checkpoints import ar
-from helpers.torch_files import a_dict, a_tensor, catalogue_of_bytes, pickled, saved, text, zip_file
+from helpers.torch_files import a_dict, a_tensor, catalogue_of_bytes, pickled, saved, zip_file
 from tensorferry.errors import FormatError
 from tensorferry.formats.torch_state import WRAPPERS
 
