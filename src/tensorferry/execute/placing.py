@@ -163,8 +163,8 @@ def _assembled(part: Input, dtype: DType, staged: Sequence[torch.Tensor]) -> tor
     if len(views) == 1 and views[0][0] == part.box:
         return views[0][1]
     shape = blocks_to_torch(part.box, dtype).shape
-    some = views[0][1] if views else strided_view(torch.empty(0, dtype=torch.uint8), 0, dtype, (0,), (1,))
-    out = torch.empty(shape, dtype=some.dtype)
+    some = views[0][1] if views else strided_view(torch.empty(0, dtype=torch.uint8, device="cpu"), 0, dtype, (0,), (1,))
+    out = torch.empty(shape, dtype=some.dtype, device="cpu")
     for box, values in views:
         out[blocks_to_torch(box, dtype).relative_to(blocks_to_torch(part.box, dtype)).slices] = values
     return out

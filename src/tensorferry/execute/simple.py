@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from tensorferry.core.boxes import Box, Region, strides_of
 from tensorferry.core.catalogue import Chunk, TensorEntry
 from tensorferry.core.cutting import in_blocks
-from tensorferry.core.plan import Step
+from tensorferry.core.plan import Plan, Step
 from tensorferry.core.schedule import Schedule
 from tensorferry.core.transforms import TensorSpec
 from tensorferry.errors import ReadError
 from tensorferry.execute.base import Counters, OnReady, Parameters, Remaining
+from tensorferry.execute.blame import reading_for
 from tensorferry.execute.placing import region_of, write
 from tensorferry.numerics.casts import fill
 from tensorferry.numerics.compute import compute
 from tensorferry.numerics.memory import bytes_of, strided_view
-from tensorferry.numerics.torch_dtypes import torch_shape
+from tensorferry.numerics.torch_dtypes import torch_dtype, torch_shape
 from tensorferry.progress import SILENT, Progress
 from tensorferry.storage.base import Storage
 
-__all__ = ["SimpleExecutor", "entry_in", "read_entry"]
+__all__ = ["ReadInto", "SimpleExecutor", "entry_in", "read_entry", "read_entry_through"]
+
+ReadInto = Callable[[str, int, memoryview], None]
+"""Fills the view exactly from an offset of a path, or raises; `Storage.read_into` is one."""
 
 
 class SimpleExecutor:
@@ -39,19 +45,26 @@ class SimpleExecutor:
         plan, counters = schedule.plan, Counters()
         remaining = Remaining.of_steps(plan)
         progress.start(plan.bytes_needed, "weights")
-        for step in plan.steps:
-            into = region_of(parameters[step.parameter], step.into, plan.parameters[step.parameter].dtype)
-            if not step.sources:
-                fill(into, step.fill)
-            elif into.numel():
-                values = _values(step, storage, counters)
-                shape = tuple(values.shape)
-                counters.lost(step.parameter, write(into, values, Box.whole(shape), Region.whole(shape)))
-            progress.advance(sum(s.entry.dtype.nbytes(s.region.shape) for s in step.sources))
-            if remaining.done(step.parameter) and on_ready is not None:
-                on_ready(step.parameter)
-        progress.finish()
+        try:
+            for step in plan.steps:
+                # Nothing here keeps the parameter: when it is ready, whoever replaces it may free it.
+                _fill(step, plan, storage, parameters, counters)
+                progress.advance(sum(s.entry.dtype.nbytes(s.region.shape) for s in step.sources))
+                if remaining.done(step.parameter) and on_ready is not None:
+                    on_ready(step.parameter)
+        finally:
+            progress.finish()
         return counters
+
+
+def _fill(step: Step, plan: Plan, storage: Storage, parameters: Parameters, counters: Counters) -> None:
+    into = region_of(parameters[step.parameter], step.into, plan.parameters[step.parameter].dtype)
+    if not step.sources:
+        fill(into, step.fill)
+    elif into.numel():
+        values = _values(step, storage, counters)
+        shape = tuple(values.shape)
+        counters.lost(step.parameter, write(into, values, Box.whole(shape), Region.whole(shape)))
 
 
 def _values(step: Step, storage: Storage, counters: Counters) -> torch.Tensor:
@@ -71,27 +84,32 @@ def _values(step: Step, storage: Storage, counters: Counters) -> torch.Tensor:
 
 
 def read_entry(storage: Storage, entry: TensorEntry) -> torch.Tensor:
-    """Return the values of an entry in memory of their own, row-major, in the entry's dtype.
+    """Return the values of an entry in memory of their own, row-major, in the entry's dtype, on the CPU.
 
     Types that torch lacks come as bytes; F4 comes two elements to one. Raises ReadError.
     """
+    return read_entry_through(storage.read_into, entry)
+
+
+def read_entry_through(read_into: ReadInto, entry: TensorEntry) -> torch.Tensor:
+    """Return what `read_entry` does, with a function that reads as `Storage.read_into`."""
     if len(entry.chunks) == 1 and entry.chunks[0].box is None:
-        return _read_chunk(storage, entry, entry.chunks[0], Region.whole(entry.shape))
-    parts = [(c, _read_chunk(storage, entry, c, Region.whole((c.box or Box.whole(entry.shape)).shape)))
-             for c in entry.chunks]  # fmt: skip
-    out = torch.empty(torch_shape(entry.dtype, entry.shape), dtype=parts[0][1].dtype)
-    for chunk, values in parts:
+        return _read_chunk(read_into, entry, entry.chunks[0], Region.whole(entry.shape))
+    out = torch.empty(torch_shape(entry.dtype, entry.shape), dtype=torch_dtype(entry.dtype), device="cpu")
+    for chunk in entry.chunks:
         region = Region(entry.shape, chunk.box or Box.whole(entry.shape))
+        values = _read_chunk(read_into, entry, chunk, Region.whole(region.shape))
         region_of(out, region, entry.dtype).copy_(values)
     return out
 
 
-def _read_chunk(storage: Storage, entry: TensorEntry, chunk: Chunk, whole: Region) -> torch.Tensor:
+def _read_chunk(read_into: ReadInto, entry: TensorEntry, chunk: Chunk, whole: Region) -> torch.Tensor:
     if chunk.span is None:
         raise ReadError(f"{entry.name}: its bytes are no span of a file: only its format can read it")
-    staged = torch.empty(chunk.span.length, dtype=torch.uint8)
+    staged = torch.empty(chunk.span.length, dtype=torch.uint8, device="cpu")
     if chunk.span.length:
-        storage.read_into(chunk.span.file, chunk.span.offset, bytes_of(staged))
+        with reading_for([entry.name]):
+            read_into(chunk.span.file, chunk.span.offset, bytes_of(staged))
     values = _in_bytes(staged, entry, chunk, whole)
     return values if chunk.strides is None else values.contiguous()
 

@@ -16,10 +16,15 @@ __all__ = ["Staging"]
 
 
 class Staging:
-    """Lends blocks of bytes to threads. Blocks of up to `block` bytes are kept for the next; larger ones are not."""
+    """Lends blocks of bytes to threads.
 
-    def __init__(self, block: int) -> None:
+    Blocks of up to `block` bytes are kept for the next borrower, as many as `bound` bytes hold; larger ones are
+    unmapped when they come back. `peak` is the most that was lent at once.
+    """
+
+    def __init__(self, block: int, bound: int) -> None:
         self._block = max(block, mmap.PAGESIZE)
+        self._to_make = max(1, bound // self._block)
         self._free: list[torch.Tensor] = []
         self._lock = threading.Lock()
         self._lent = 0
@@ -29,19 +34,30 @@ class Staging:
     def lend(self, nbytes: int) -> Iterator[torch.Tensor]:
         """Lend `nbytes` uninitialized bytes (uint8, page-aligned); they must not be used after the block ends."""
         if not nbytes:
-            yield torch.empty(0, dtype=torch.uint8)
+            yield torch.empty(0, dtype=torch.uint8, device="cpu")
             return
-        kept = nbytes <= self._block
+        block, keep = self._borrow(nbytes)
+        try:
+            if block is None:
+                block = torch.frombuffer(mmap.mmap(-1, self._block if keep else nbytes), dtype=torch.uint8)
+            yield block[:nbytes]
+        finally:
+            self._give_back(nbytes, block if keep else None)
+
+    def _borrow(self, nbytes: int) -> tuple[torch.Tensor | None, bool]:
+        """Return a block that is there, or None where one is to be mapped, and whether to keep it for the next."""
         with self._lock:
             self._lent += nbytes
             self.peak = max(self.peak, self._lent)
-            block = self._free.pop() if kept and self._free else None
-        try:
-            if block is None:
-                block = torch.frombuffer(mmap.mmap(-1, self._block if kept else nbytes), dtype=torch.uint8)
-            yield block[:nbytes]
-        finally:
-            with self._lock:
-                self._lent -= nbytes
-                if kept and block is not None:
-                    self._free.append(block)
+            if nbytes > self._block:
+                return None, False
+            if self._free:
+                return self._free.pop(), True
+            self._to_make -= 1
+            return None, self._to_make >= 0
+
+    def _give_back(self, nbytes: int, kept: torch.Tensor | None) -> None:
+        with self._lock:
+            self._lent -= nbytes
+            if kept is not None:
+                self._free.append(kept)

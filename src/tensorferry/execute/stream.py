@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
 from tensorferry.config import ReadOptions
 from tensorferry.core.catalogue import TensorEntry
+from tensorferry.errors import ReadError
 from tensorferry.execute.base import Counters
-from tensorferry.execute.simple import entry_in, read_entry
+from tensorferry.execute.simple import ReadInto, entry_in, read_entry, read_entry_through
 from tensorferry.storage.base import Storage, SupportsMap
 
 __all__ = ["mapped", "stream"]
@@ -20,39 +22,59 @@ __all__ = ["mapped", "stream"]
 
 def stream(
     storage: Storage, entries: Iterable[TensorEntry], options: ReadOptions, counters: Counters | None = None
-) -> Iterator[tuple[str, torch.Tensor]]:
+) -> Generator[tuple[str, torch.Tensor], None, None]:
     """Yield each entry's name and values, in the order given, in memory of their own.
 
     At most ``options.max_staging`` bytes are read ahead of the consumer, or one entry where that is larger; what the
-    consumer keeps is its own. Closing the iterator stops the readers. Raises ReadError at the entry that fails.
-    `counters` are counted up as entries are asked for.
+    consumer keeps is its own. Closing the iterator stops the readers within one read of ``options.max_read`` bytes.
+    Raises ReadError at the entry that fails. `counters` are counted up as entries are asked for.
     """
     counters = counters or Counters()
+    stopped = threading.Event()
+    read_into = _in_pieces(storage.read_into, options.max_read, stopped)
     pool = ThreadPoolExecutor(options.workers, thread_name_prefix="tensorferry")
     ahead: deque[tuple[TensorEntry, Future[torch.Tensor]]] = deque()
     held = 0
     try:
         for entry in entries:
-            while ahead and held + entry.nbytes > options.max_staging:
+            while ahead and held + _room(entry) > options.max_staging:
                 first, future = ahead.popleft()
-                held -= first.nbytes
+                held -= _room(first)
                 yield first.name, future.result()
                 del future
-            ahead.append((entry, pool.submit(read_entry, storage, entry)))
-            held += entry.nbytes
-            _count(counters, entry, held)
+            ahead.append((entry, pool.submit(read_entry_through, read_into, entry)))
+            held += _room(entry)
+            _count(counters, entry, held, options.max_read)
         while ahead:
             first, future = ahead.popleft()
             yield first.name, future.result()
             del future
     finally:
+        stopped.set()
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _count(counters: Counters, entry: TensorEntry, held: int) -> None:
-    spans = [chunk.span for chunk in entry.chunks if chunk.span is not None]
-    counters.bytes_read += sum(span.length for span in spans)
-    counters.reads += len(spans)
+def _in_pieces(read_into: ReadInto, most: int, stopped: threading.Event) -> ReadInto:
+    def read(path: str, offset: int, out: memoryview) -> None:
+        for at in range(0, len(out), most):
+            if stopped.is_set():
+                raise ReadError(f"{path}: nobody waits for what was to be read")
+            read_into(path, offset + at, out[at : at + most])
+
+    return read
+
+
+def _room(entry: TensorEntry) -> int:
+    """Return the bytes that reading an entry takes: where they are put in order, both sides of that."""
+    if entry.span is not None:
+        return entry.nbytes
+    return entry.nbytes + max((c.span.length for c in entry.chunks if c.span is not None), default=0)
+
+
+def _count(counters: Counters, entry: TensorEntry, held: int, piece: int) -> None:
+    lengths = [chunk.span.length for chunk in entry.chunks if chunk.span is not None]
+    counters.bytes_read += sum(lengths)
+    counters.reads += sum(-(-length // piece) for length in lengths)
     counters.staging_peak = max(counters.staging_peak, held)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -17,6 +17,7 @@ import torch
 
 from tensorferry.core.schedule import Batch, Read, Schedule, Task
 from tensorferry.execute.base import Counters, OnReady, Parameters, Remaining
+from tensorferry.execute.blame import reading_for
 from tensorferry.execute.placing import in_place, perform
 from tensorferry.execute.staging import Staging
 from tensorferry.numerics.memory import bytes_of
@@ -93,7 +94,7 @@ class _Run:
 
     def __post_init__(self) -> None:
         room = max((_layout(b.reads)[1] for b in self.schedule.batches), default=0)
-        self.staging = Staging(min(room, self.schedule.max_staging))
+        self.staging = Staging(min(room, self.schedule.max_staging), self.schedule.max_staging)
 
     def work(self, batch: Batch) -> Batch:
         """Read and place one batch, in a thread of the pool."""
@@ -105,7 +106,8 @@ class _Run:
             for n, read in enumerate(batch.reads):
                 if self.cancelled.is_set():
                     return batch
-                self._read(read, [bytes_of(t) for t in direct.get(n, (staged[n],))])
+                with reading_for(self._entries(batch, n)):
+                    self._read(read, [bytes_of(t) for t in direct.get(n, (staged[n],))])
                 counters.direct_bytes += read.length if n in direct else 0
                 counters.bytes_read += read.length
                 counters.reads += 1
@@ -124,6 +126,13 @@ class _Run:
         for out in outs:
             self.storage.read_into(read.file, at, out)
             at += len(out)
+
+    def _entries(self, batch: Batch, read: int) -> Iterator[str]:
+        """Yield the names of the entries that a read brings bytes of."""
+        for task in batch.tasks:
+            for part in task.inputs:
+                if any(piece.read == read for piece in part.pieces):
+                    yield self.schedule.plan.steps[task.step].sources[part.source].entry.name
 
     def _sort_out(self, batch: Batch) -> tuple[dict[int, list[torch.Tensor]], list[Task]]:
         """Return the reads that can go straight into parameters, with where, and the tasks that are left."""
@@ -170,7 +179,7 @@ def _tiling(uses: list[tuple[int, torch.Tensor | None, Task]], length: int) -> l
         if into is None or offset < at:
             return None
         if offset > at:
-            targets.append(torch.empty(offset - at, dtype=torch.uint8))
+            targets.append(torch.empty(offset - at, dtype=torch.uint8, device="cpu"))
         targets.append(into)
         at = offset + into.nbytes
     return targets if at == length else None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import torch
@@ -9,7 +12,9 @@ import torch
 from tensorferry.core.dtypes import Cast, cast_kind
 from tensorferry.numerics.torch_dtypes import dtype_of
 
-__all__ = ["Loss", "copy_counting", "fill"]
+__all__ = ["Loss", "copy_counting", "fill", "writing"]
+
+_BLOCK = 1 << 18  # elements looked at together, so that counting needs no memory to speak of
 
 
 class Loss(NamedTuple):
@@ -30,27 +35,68 @@ class Loss(NamedTuple):
 def copy_counting(into: torch.Tensor, values: torch.Tensor) -> Loss:
     """Copy `values` into `into` of the same shape, rounding once, and return what was lost on the way.
 
-    Only casts to a narrower range are looked at; others cost nothing extra.
+    Only casts to a narrower range are looked at; others cost nothing extra. Gradients play no part: leaves that
+    require them, and tensors made in inference mode, are written to like any other.
     """
-    into.copy_(values)
-    if into.dtype == values.dtype or cast_kind(dtype_of(values.dtype), dtype_of(into.dtype)) is not Cast.NARROWS:
-        return Loss()
-    got = into.to(values.device)
-    if not values.dtype.is_floating_point:
-        return Loss(overflow=int((got.to(values.dtype) != values).sum()))
-    got, had = got.float(), values.to(torch.float64 if values.dtype == torch.float64 else torch.float32)
-    overflow = had.isfinite() & ~got.isfinite()
-    underflow = (had != 0) & (got == 0)
-    return Loss(int(overflow.sum()), int(underflow.sum()))
+    with writing(into):
+        into.copy_(values)
+        if into.dtype == values.dtype or cast_kind(dtype_of(values.dtype), dtype_of(into.dtype)) is not Cast.NARROWS:
+            return Loss()
+        return sum((_lost(got, had) for got, had in _blocks(into, values)), Loss())
 
 
 def fill(into: torch.Tensor, value: float | None) -> None:
     """Set every element of `into` to `value`, zero without one; types that torch cannot fill take zero only."""
     if not into.numel():
         return
-    try:
-        into.fill_(value or 0)
-    except NotImplementedError:
-        if value:
-            raise
-        into.copy_(torch.zeros(into.shape, dtype=torch.uint8, device=into.device).view(into.dtype))
+    with writing(into):
+        try:
+            into.fill_(value or 0)
+        except NotImplementedError:
+            if value:
+                raise
+            into.copy_(torch.zeros(into.shape, dtype=torch.uint8, device=into.device).view(into.dtype))
+
+
+def writing(into: torch.Tensor) -> AbstractContextManager[object]:
+    """Return the mode in which `into` may be written to; modes are of one thread, so each thread asks for itself."""
+    return torch.inference_mode() if into.is_inference() else torch.no_grad()
+
+
+def _blocks(got: torch.Tensor, had: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield equal parts of both tensors that are small enough to be compared at once."""
+    if got.numel() <= _BLOCK:
+        yield got.to(had.device), had
+        return
+    dim = max(range(got.dim()), key=lambda d: got.shape[d])
+    half = got.shape[dim] // 2
+    for start, length in ((0, half), (half, got.shape[dim] - half)):
+        yield from _blocks(got.narrow(dim, start, length), had.narrow(dim, start, length))
+
+
+def _lost(got: torch.Tensor, had: torch.Tensor) -> Loss:
+    if had.dtype.is_complex:
+        return _lost(torch.view_as_real(got.resolve_conj()), torch.view_as_real(had.resolve_conj()))
+    if not had.dtype.is_floating_point:
+        wrapped = (got.to(had.dtype) != had) | (_negative(got) != _negative(had))
+        return Loss(overflow=int(wrapped.sum()))
+    wide = torch.float64 if had.dtype == torch.float64 else torch.float32
+    most, got, had = _largest(got.dtype), got.to(wide), had.to(wide)
+    overflow = had.isfinite() & (~got.isfinite() | (had.abs() > most))
+    underflow = (had != 0) & (got == 0)
+    return Loss(int(overflow.sum()), int(underflow.sum()))
+
+
+def _negative(values: torch.Tensor) -> torch.Tensor:
+    if not values.dtype.is_signed:
+        return torch.zeros(values.shape, dtype=torch.bool, device=values.device)
+    return values < 0
+
+
+def _largest(dtype: torch.dtype) -> float:
+    """Return the largest magnitude that rounds into `dtype`: half a step above its maximum.
+
+    Types without an infinity saturate, so what is too large for them cannot be told from the result.
+    """
+    info = torch.finfo(dtype)
+    return float(info.max + info.eps * math.ldexp(1.0, math.frexp(info.max)[1] - 1) / 2)

@@ -50,7 +50,7 @@ def _by_torch() -> dict[torch.dtype, DType]:
     known = {}
     for name, torch_name in reversed(_NAMES.items()):
         found = getattr(torch, torch_name, None)
-        if isinstance(found, torch.dtype) and not name.startswith("F6"):
+        if isinstance(found, torch.dtype) and (torch_name != "uint8" or name == "U8"):
             known[found] = DTYPES[name]
     return known
 

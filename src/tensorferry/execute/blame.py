@@ -1,0 +1,32 @@
+"""Saying of a failed read which tensors it was for: a storage knows files and offsets only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from tensorferry.core.names import fold
+from tensorferry.errors import TensorferryError, shown
+
+__all__ = ["reading_for"]
+
+_LISTED = 3
+
+
+@contextmanager
+def reading_for(names: Iterable[str]) -> Iterator[None]:
+    """Add to an error that is raised inside which tensors were being read; the class of the error stays."""
+    try:
+        yield
+    except TensorferryError as error:
+        error.args = (f"{error} ({_while(names)})",)
+        raise
+    except Exception as error:
+        error.add_note(_while(names))
+        raise
+
+
+def _while(names: Iterable[str]) -> str:
+    folded = [shown(f.text) for f in fold(dict.fromkeys(names))]
+    more = f" and {len(folded) - _LISTED} more" if len(folded) > _LISTED else ""
+    return f"while reading {', '.join(folded[:_LISTED])}{more}"
