@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import re
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -235,3 +239,20 @@ def test_offline_an_incomplete_cache_is_refused_with_the_missing_shard(hub: HubS
     (download(NAME).path / B).unlink()
     with pytest.raises(LocateError, match=rf"in the cache .* \(offline\): {INDEX} names 2 files .* not there: {B}"):
         download(NAME, local_files_only=True)
+
+
+def test_corr_16_a_download_that_was_killed_is_never_taken_for_the_file(hub: HubServer, repo: Path) -> None:
+    hub.add(NAME, repo)
+    hub.go_on = threading.Event()
+    fetching = "from tensorferry.formats.download import download; download('owner/model')"
+    child = subprocess.Popen([sys.executable, "-c", fetching], env={**os.environ, "HF_HUB_DISABLE_XET": "1"})
+    try:
+        assert hub.half_way.wait(60)
+    finally:
+        child.kill()
+        child.wait()
+        hub.go_on.set()
+    hub.go_on = None
+    with pytest.raises(LocateError, match="model-0000"):
+        download(NAME, local_files_only=True)
+    assert read_all(download(NAME).path) == {"a": [0, 1], "b": [5, 6]}

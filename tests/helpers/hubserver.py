@@ -14,7 +14,7 @@ import socket
 import threading
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -65,7 +65,8 @@ class HubServer:
     """The two servers, running inside ``with``.
 
     log: every request. fault: called for each request; a status it returns is answered instead, with no body.
-    accepted: tokens to which the terms of gated repositories are open.
+    accepted: tokens to which the terms of gated repositories are open. go_on: where set to an event, the CDN sends half
+    of a file, sets `half_way`, and waits for it.
     """
 
     def __init__(self) -> None:
@@ -73,6 +74,8 @@ class HubServer:
         self.log: list[Request] = []
         self.fault: Callable[[Request], int | None] = lambda request: None
         self.accepted = {TOKEN}
+        self.half_way = threading.Event()
+        self.go_on: threading.Event | None = None
         self._hub = ThreadingHTTPServer(("127.0.0.1", 0), _HubHandler)
         self._cdn = ThreadingHTTPServer(("127.0.0.1", 0), _CdnHandler)
         for server in (self._hub, self._cdn):
@@ -140,7 +143,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(key, value)
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(body)
+            self.send_body(body)
+
+    def send_body(self, body: bytes) -> None:
+        self.wfile.write(body)
 
     def reply_json(self, value: Any) -> None:
         self.reply(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
@@ -231,6 +237,8 @@ class _HubHandler(_Handler):
 
 
 class _CdnHandler(_Handler):
+    """Sends weight files, half of one and then the rest where the owner says so."""
+
     host = "cdn"
 
     def answer(self, path: str, query: Mapping[str, str]) -> None:
@@ -239,6 +247,18 @@ class _CdnHandler(_Handler):
         if query.get("Signature") != _signature(Path(path)):
             return self.reply(403, b"Access denied")
         return self.reply_file(Path(path), {"ETag": f'"{_digest(Path(path), "sha256")}"'})
+
+    def send_body(self, body: bytes) -> None:
+        go_on = self.owner.go_on
+        if go_on is None:
+            super().send_body(body)
+            return
+        self.wfile.write(body[: len(body) // 2])
+        self.wfile.flush()
+        self.owner.half_way.set()
+        go_on.wait()
+        with suppress(OSError):  # nobody may be left to take it
+            self.wfile.write(body[len(body) // 2 :])
 
 
 def _paths(folder: Path) -> list[str]:
