@@ -1,16 +1,21 @@
-"""What a load did, for people and for programs: one value, as text or JSON. Nothing here imports torch."""
+"""What a load did, for people and for programs: one value, as text, JSON or a page. Nothing here imports torch."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from tensorferry.core.explain import human_bytes
 from tensorferry.core.names import fold
+from tensorferry.errors import shown
 
-__all__ = ["Report"]
+__all__ = ["Report", "by_reason"]
+
+_NAMES = 4  # folded names on one line
+_WARNINGS = 20
+_LINE = 1000  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +58,20 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data; the keys are the fields and stay as they are."""
-        return asdict(self)
+        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
 
     def to_json(self) -> str:
         """Return `to_dict` as JSON."""
         return json.dumps(self.to_dict(), indent=2)
 
+    def to_html(self) -> str:
+        """Return the report as one page that needs nothing else, to keep or to send; names in it are escaped."""
+        from tensorferry.report_page import page  # not at the top: most loads are read on a terminal
+
+        return page(self)
+
     def __str__(self) -> str:
-        return "\n".join(self._lines())
+        return "\n".join(shown(line, _LINE) for line in self._lines())
 
     def _lines(self) -> list[str]:
         count = f"{len(self.files)} file" + ("s" if len(self.files) != 1 else "")
@@ -70,31 +81,42 @@ class Report:
             f"  files: {self.selection}",
             f"  read {read} in {self.reads:,} reads for {needed} needed; {direct} straight into parameters, "
             f"at most {human_bytes(self.staging_peak)} staged",
-            *(f"  cast {count} tensors {pair}" for pair, count in self.casts.items()),
+            *(f"  cast {n:,} tensor{'s' * (n != 1)} {pair}" for pair, n in self.casts.items()),
             *_named("tied", [f"{a} = {b}" for a, b in self.ties.items()]),
             *_named("computed by the model", self.computed),
-            *_named("streamed through the model's own loader", self.streamed),
-            *(line for why, names in self._by_reason().items() for line in _named(f"dropped ({why})", names)),
+            *(line for why, names in by_reason(self.streamed).items() for line in _named(f"streamed ({why})", names)),
+            *(line for why, names in by_reason(self.dropped).items() for line in _named(f"dropped ({why})", names)),
             *_named("unexpected, not used", self.unexpected),
             *_named("missing, allowed", self.missing),
-            *(f"  {name}: {o:,} overflow, {u:,} underflow" for name, (o, u) in self.losses.items()),
-            *(f"  warning: {w}" for w in self.warnings),
+            *_named("values lost in a cast", list(self.losses)),
+            *(f"  warning: {w}" for w in self.warnings[:_WARNINGS]),
+            *([f"  … and {len(self.warnings) - _WARNINGS} more warnings"] if self.warnings[_WARNINGS:] else []),
             f"  {self.verified}",
         ]
         if self.seconds:
             lines.append("  " + ", ".join(f"{phase} {s:.2f} s" for phase, s in self.seconds.items()))
         return lines
 
-    def _by_reason(self) -> dict[str, list[str]]:
-        groups: dict[str, list[str]] = {}
-        for name, why in self.dropped.items():
-            groups.setdefault(why, []).append(name)
-        return groups
+
+def by_reason(reasons: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the names that `reasons` maps to each reason, in order.
+
+    >>> by_reason({"a": "draft layer", "b": "draft layer"})
+    {'draft layer': ['a', 'b']}
+    """
+    groups: dict[str, list[str]] = {}
+    for name, why in reasons.items():
+        groups.setdefault(why, []).append(name)
+    return groups
 
 
-def _named(what: str, names: Mapping[str, str] | tuple[str, ...] | list[str]) -> list[str]:
-    if not names:
-        return []
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _named(what: str, names: Iterable[str]) -> list[str]:
     folded = [f.text for f in fold(names)]
-    more = f" and {len(folded) - 4} more" if len(folded) > 4 else ""
-    return [f"  {what}: {', '.join(folded[:4])}{more}"]
+    more = f" and {len(folded) - _NAMES} more" if len(folded) > _NAMES else ""
+    return [f"  {what}: {', '.join(folded[:_NAMES])}{more}"] if folded else []
