@@ -39,6 +39,8 @@ def check_slots(tensor: TargetTensor) -> list[Problem]:
 def uncovered(tensor: TargetTensor) -> list[Region]:
     """Return regions of `tensor` that no slot covers, as flat runs; for parameters with a default."""
     size, at, holes = prod(tensor.shape), 0, []
+    if sum(slot.local.size for slot in tensor.slots.values()) == size:
+        return []
     runs = sorted(run for slot in tensor.slots.values() for run in flat_runs(slot.local))
     for start, stop in [*runs, (size, size)]:
         if start > at:
@@ -75,12 +77,12 @@ def _bases(box: Box, strides: Shape, dims: int) -> Iterator[int]:
 
 
 def _first_overlap(regions: Sequence[tuple[str, Region]]) -> tuple[str, str] | None:
-    if len({region.view for _, region in regions}) > 1:
+    if () in (views := {region.view for _, region in regions}) or len(views) > 1:
         return _first_overlap_of_runs(regions)
     live: list[tuple[str, Box]] = []
     for name, region in sorted(regions, key=lambda r: r[1].box.start):
         box = region.box
-        if not box.start or not box.size:
+        if not box.size:
             continue
         live = [(n, b) for n, b in live if b.stop[0] > box.start[0]]
         for other, b in live:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from enum import Enum
 from math import prod
 from types import MappingProxyType
+from typing import Any
 
-__all__ = ["DTYPES", "Cast", "DType", "Kind", "cast_kind"]
+__all__ = ["DTYPES", "Cast", "DType", "Kind", "cast_kind", "dtype_from_json", "dtype_to_json"]
 
 
 class Kind(Enum):
@@ -93,6 +94,21 @@ _ALL = (
 
 DTYPES: Mapping[str, DType] = MappingProxyType({d.name: d for d in _ALL})
 """Every plain element type by its safetensors name, with C32 and C128 that only torch files carry."""
+
+
+def dtype_to_json(dtype: DType) -> str | list[str | int]:
+    """Return the name of a plain type, and all that is known of one that only some format has."""
+    if DTYPES.get(dtype.name) == dtype:
+        return dtype.name
+    return [dtype.name, dtype.kind.value, dtype.block_bytes, dtype.block, dtype.exponent, dtype.mantissa]
+
+
+def dtype_from_json(data: Any) -> DType:
+    """Return the type that `dtype_to_json` described; raises LookupError, TypeError or ValueError for anything else."""
+    if isinstance(data, str):
+        return DTYPES[data]
+    name, kind, *numbers = data
+    return DType(name, Kind(kind), *numbers)
 
 
 class Cast(Enum):

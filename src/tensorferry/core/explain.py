@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tensorferry.core.names import fold, template_of
-from tensorferry.core.plan import Plan, Step, describe_problems
+from tensorferry.core.plan import Plan, Step, problem_lines
+from tensorferry.errors import shown
 
 __all__ = ["explain", "human_bytes"]
 
@@ -41,18 +42,26 @@ def explain(plan: Plan, *, lines: int = 40) -> str:
     groups: dict[tuple[object, ...], _Group] = {}
     for step in plan.steps:
         groups.setdefault(_sort(step), _Group([])).steps.append(step)
-    body = [_line(g) for g in groups.values()]
-    ties = [f"  {alias} = {owner} (tied)" for alias, owner in plan.aliases.items()]
-    drops = list(_drops(plan))
+    ties = [f"  {shown(alias)} = {shown(owner)} (tied)" for alias, owner in plan.aliases.items()]
+    rest = [*_cut(ties, 4, "ties"), *_cut(list(_drops(plan)), 6, "drops"), *_problems(plan)]
+    room = max(lines // 2, lines - 1 - len(rest))
     return "\n".join(
         [
             f"{len(plan.parameters):,} parameters, {len(plan.steps):,} steps, {human_bytes(plan.bytes_needed)} to read",
-            *_cut(body, lines, "sorts of step"),
-            *_cut(ties, 6, "ties"),
-            *_cut(drops, 8, "drops"),
-            *([describe_problems(plan.problems, limit=12)] if plan.problems else []),
+            *_cut([_line(g) for g in groups.values()], room, "sorts of step"),
+            *rest,
         ]
     )
+
+
+def _problems(plan: Plan) -> Sequence[str]:
+    if not plan.problems:
+        return ()
+    count, fatal = len(plan.problems), len(plan.fatal)
+    stops = (
+        "none of which stops" if not fatal else "all of which stop" if fatal == count else f"{fatal:,} of which stop"
+    )
+    return [f"{count:,} finding{'s' if count > 1 else ''}, {stops} the load:", *problem_lines(plan.problems, limit=12)]
 
 
 def _sort(step: Step) -> tuple[object, ...]:
@@ -63,8 +72,7 @@ def _sort(step: Step) -> tuple[object, ...]:
 
 def _line(group: _Group) -> str:
     first, steps = group.steps[0], group.steps
-    into = _folded(s.parameter for s in steps)
-    part = "" if first.into.is_whole else f"[{_box(first)}]"
+    into, part = _folded(s.parameter for s in steps), _part(steps)
     if not first.sources:
         return f"  {into}{part} <- {first.fill} (declared default)"
     sources = _folded(s.entry.name for step in steps for s in step.sources)
@@ -75,15 +83,20 @@ def _line(group: _Group) -> str:
     return f"  {into}{part} <-{same} {entry.dtype} {list(entry.shape)}{cut}{via}, {human_bytes(group.nbytes)}"
 
 
-def _box(step: Step) -> str:
-    box = step.into.box
-    return ", ".join(f"{a}:{b}" for a, b in zip(box.start, box.stop, strict=True))
+def _part(steps: Sequence[Step]) -> str:
+    """Say which part of their parameters steps fill: where, if it is the same in all, else how large."""
+    first = steps[0].into
+    if first.is_whole:
+        return ""
+    if any(step.into != first for step in steps):
+        return f" part {list(first.shape)}"
+    return "[" + ", ".join(f"{a}:{b}" for a, b in zip(first.box.start, first.box.stop, strict=True)) + "]"
 
 
 def _folded(names: Iterable[str]) -> str:
     folded = fold(names)
     more = f" and {len(folded) - 1} more" if len(folded) > 1 else ""
-    return folded[0].text + more
+    return shown(folded[0].text) + more
 
 
 def _drops(plan: Plan) -> Iterable[str]:
@@ -92,7 +105,7 @@ def _drops(plan: Plan) -> Iterable[str]:
         groups.setdefault(drop.why, []).append(drop.name)
     for why, names in groups.items():
         for folded in fold(names):
-            yield f"  dropped: {folded.text} ({why})"
+            yield f"  dropped: {shown(folded.text)} ({why})"
 
 
 def _cut(lines: Sequence[str], most: int, what: str) -> Sequence[str]:

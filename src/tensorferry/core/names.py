@@ -4,24 +4,40 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from math import prod
+from functools import lru_cache
+from heapq import nlargest
+from itertools import product
 
 __all__ = ["Folded", "fold", "natural_key", "nearest", "template_of"]
 
-_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
-_DIGITS = re.compile(r"(\d+)")
+# As Python writes numbers: one with a leading zero, or too long for any layer, is text like any other.
+_NUMBER = re.compile(r"(?<![^.])(?:0|[1-9][0-9]{0,17})(?![^.])")
+_DIGITS = re.compile(r"([0-9]+)")
+_WORDS = re.compile(r"[^._]+")
+
+_CLOSER_LOOKS = 24
+"""How many candidates are compared letter by letter; the rest are told apart by the words they share."""
+
+_LONGEST = 300
+"""Longer names are not compared letter by letter."""
 
 
-def natural_key(name: str) -> tuple[tuple[int, int | str], ...]:
+def natural_key(name: str) -> tuple[tuple[int, int, str], ...]:
     """Return a sort key under which numbers compare as numbers.
 
     >>> sorted(["h.10", "h.9"], key=natural_key)
     ['h.9', 'h.10']
     """
-    return tuple((0, int(part)) if part.isdecimal() else (1, part) for part in _DIGITS.split(name) if part)
+    return tuple(_part_key(part) for part in _DIGITS.split(name) if part)
+
+
+def _part_key(part: str) -> tuple[int, int, str]:
+    if not _DIGITS.fullmatch(part):
+        return 1, 0, part
+    digits = part.lstrip("0")
+    return 0, len(digits), digits
 
 
 def template_of(name: str) -> str:
@@ -44,47 +60,60 @@ class Folded:
 def fold(names: Iterable[str]) -> list[Folded]:
     """Write names that differ only in layer numbers as one: ``model.layers.{0..31}.mlp``.
 
-    Order is that of first appearance. Names whose numbers are no full grid (layers 0..3 of one and 2 of
-    another) are folded per outer number instead, so a folded text never claims a name that is not there.
+    Order is that of first appearance. Names whose numbers are no full grid (experts 0..3 in one layer, 0..2 in
+    another) become several texts, so a folded text never claims a name that is not there.
 
     >>> [f.text for f in fold(["h.0.w", "h.1.w", "h.3.w", "norm"])]
     ['h.{0,1,3}.w', 'norm']
     """
-    groups: dict[str, list[str]] = defaultdict(list)
-    for name in dict.fromkeys(names):
-        groups[template_of(name)].append(name)
-    return [folded for template, members in groups.items() for folded in _fold_group(template, members)]
+    groups: dict[tuple[str, ...], dict[tuple[int, ...], str]] = {}
+    for name in names:
+        numbers = tuple(map(int, _NUMBER.findall(name)))
+        groups.setdefault(tuple(_NUMBER.split(name)), {})[numbers] = name
+    return [
+        Folded(_written(between, axes), tuple(members[numbers] for numbers in product(*axes)))
+        for between, members in groups.items()
+        for axes in _grids(members)
+    ]
 
 
-def _fold_group(template: str, members: list[str]) -> list[Folded]:
-    if len(members) == 1:
-        return [Folded(members[0], tuple(members))]
-    numbers = {name: tuple(map(int, _NUMBER.findall(name))) for name in members}
-    axes = [sorted(set(axis)) for axis in zip(*numbers.values(), strict=True)]
-    if prod(map(len, axes)) == len(members):
-        return [Folded(_written(template, axes), tuple(members))]
-    by_first: dict[int, list[str]] = defaultdict(list)
-    open_axis = len(axes) - template.count("*")
-    for name in members:
-        by_first[numbers[name][open_axis]].append(name)
-    return [f for first, some in by_first.items() for f in _fold_group(template.replace("*", str(first), 1), some)]
+def _grids(points: Collection[tuple[int, ...]]) -> Iterator[list[list[int]]]:
+    """Yield grids (the numbers along each axis) that hold every point once and nothing else."""
+    if () in points:
+        yield []
+        return
+    lines: dict[int, list[tuple[int, ...]]] = {}
+    for first, *rest in points:
+        lines.setdefault(first, []).append(tuple(rest))
+    alike: dict[tuple[tuple[int, ...], ...], list[int]] = {}
+    for first, line in lines.items():
+        alike.setdefault(tuple(sorted(line)), []).append(first)
+    for line_of, firsts in alike.items():
+        for tail in _grids(line_of):
+            yield [sorted(firsts), *tail]
 
 
-def _written(template: str, axes: Sequence[Sequence[int]]) -> str:
-    for axis in axes[len(axes) - template.count("*") :]:
-        template = template.replace("*", _numbers(axis), 1)
-    return template
+def _written(between: Sequence[str], axes: Sequence[Sequence[int]]) -> str:
+    return between[0] + "".join(_numbers(axis) + text for axis, text in zip(axes, between[1:], strict=True))
 
 
 def _numbers(axis: Sequence[int]) -> str:
     if len(axis) == 1:
         return str(axis[0])
-    if len(axis) > 2 and axis[-1] - axis[0] == len(axis) - 1:
-        return f"{{{axis[0]}..{axis[-1]}}}"
-    shown = [str(n) for n in axis]
+    shown = list(_runs(axis))
     if len(shown) > 6:
         shown = [*shown[:3], "…", *shown[-2:]]
     return "{" + ",".join(shown) + "}"
+
+
+def _runs(axis: Sequence[int]) -> Iterator[str]:
+    """Yield ``a..b`` for three or more numbers that follow each other, and other numbers one by one."""
+    first = 0
+    for i in range(1, len(axis) + 1):
+        if i == len(axis) or axis[i] != axis[i - 1] + 1:
+            run = axis[first:i]
+            yield from [f"{run[0]}..{run[-1]}"] if len(run) > 2 else map(str, run)
+            first = i
 
 
 def nearest(name: str, candidates: Collection[str], limit: int = 3) -> tuple[str, ...]:
@@ -95,9 +124,19 @@ def nearest(name: str, candidates: Collection[str], limit: int = 3) -> tuple[str
     >>> nearest("lm_head.weight", ["model.model.lm_head.weight", "model.norm.weight"])
     ('model.model.lm_head.weight',)
     """
-    nested = [c for c in candidates if c != name and (c.endswith("." + name) or name.endswith("." + c))]
-    if len(candidates) > 2000:
-        last = name.rpartition(".")[2]
-        candidates = [c for c in candidates if c.endswith(last)][:2000]
-    alike = difflib.get_close_matches(name, [c for c in candidates if c != name], n=limit, cutoff=0.75)
-    return tuple(dict.fromkeys((*sorted(nested, key=len), *alike)))[:limit]
+    others = [c for c in candidates if c != name]
+    nested = [c for c in others if c.endswith("." + name) or name.endswith("." + c)]
+    nested.sort(key=lambda c: abs(len(c) - len(name)))
+    others = [c for c in others if len(c) <= _LONGEST]
+    if len(name) > _LONGEST or not others:
+        return tuple(nested[:limit])
+    if len(others) > 4 * _CLOSER_LOOKS:
+        words = _words(name)
+        others = nlargest(_CLOSER_LOOKS, others, key=lambda c: 2 * len(words & _words(c)) - len(_words(c)))
+    alike = difflib.get_close_matches(name, others, n=limit, cutoff=0.75)
+    return tuple(dict.fromkeys((*nested, *alike)))[:limit]
+
+
+@lru_cache(maxsize=1 << 14)
+def _words(name: str) -> frozenset[str]:
+    return frozenset(_WORDS.findall(name))

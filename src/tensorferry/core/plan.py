@@ -12,14 +12,17 @@ from typing import Literal, NamedTuple
 from tensorferry.core.boxes import Region
 from tensorferry.core.catalogue import TensorEntry
 from tensorferry.core.dtypes import DType
-from tensorferry.core.names import fold
+from tensorferry.core.names import fold, template_of
 from tensorferry.core.transforms import TensorSpec, Transform
-from tensorferry.errors import PlanError
+from tensorferry.errors import PlanError, shown
 from tensorferry.problems import Problem, ProblemKind
 
 __all__ = ["Dropped", "Plan", "Source", "Step", "Strictness", "Treatment"]
 
 Treatment = Literal["error", "warn"]
+
+_LINE = 400
+"""Longest line of a message, in characters; names come out of files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,20 +174,40 @@ def _canonical(step: Step) -> str:
 
 
 def describe_problems(problems: Sequence[Problem], *, limit: int = 30) -> str:
-    """Return the findings as a few lines, one for each sort, names folded, with what may have been meant."""
-    groups: dict[tuple[ProblemKind, str], list[Problem]] = {}
-    for p in problems:
-        groups.setdefault((p.kind, p.detail), []).append(p)
-    lines = [line for (kind, detail), members in groups.items() for line in _lines(kind, detail, members)]
+    """Return findings that stop a load in a few lines: a head, then `problem_lines`."""
     count = f"{len(problems)} problem" + ("s" if len(problems) > 1 else "")
     head = f"checkpoint and model do not fit: {count}; the model was not touched"
-    more = [f"  … and {len(lines) - limit} more lines"] if len(lines) > limit else []
-    return "\n".join([head, *lines[:limit], *more])
+    return "\n".join([head, *problem_lines(problems, limit=limit)])
 
 
-def _lines(kind: ProblemKind, detail: str, members: Iterable[Problem]) -> Iterable[str]:
+def problem_lines(problems: Iterable[Problem], *, limit: int = 30) -> list[str]:
+    """Return about one line for each sort of finding, names folded, with what may have been meant.
+
+    There are at most `limit` lines, and one that says how many more there would be. Sorts of problem take turns,
+    so that no sort hides another.
+    """
+    groups: dict[ProblemKind, dict[str, list[Problem]]] = {}
+    for p in problems:
+        groups.setdefault(p.kind, {}).setdefault(template_of(p.detail), []).append(p)
+    kinds = [[line for some in details.values() for line in _lines(some)] for details in groups.values()]
+    total, fair = sum(map(len, kinds)), max(1, limit // max(1, len(kinds)))
+    if total <= limit:
+        return [line for lines in kinds for line in lines]
+    spare = limit - sum(min(len(lines), fair) for lines in kinds)
+    out = []
+    for lines in kinds:
+        most = fair + spare
+        spare -= max(0, min(len(lines), most) - fair)
+        out += lines[:most]
+    return [*out, f"  … and {total - len(out)} more lines"]
+
+
+def _lines(members: Sequence[Problem]) -> Iterable[str]:
+    """Yield the lines of findings of one kind that differ in names and in the layer numbers of their details."""
+    detail = members[0].detail if len({p.detail for p in members}) == 1 else template_of(members[0].detail)
     near = {p.subject: p.near for p in members}
     for folded in fold(near):
         hints = dict.fromkeys(f.text for f in fold([n for name in folded.names for n in near[name][:1]]))
         hint = f" (did you mean {', '.join(hints)}?)" if hints else ""
-        yield f"  {kind.value}: {folded.text}" + (f": {detail}" if detail else "") + hint
+        text = f"{members[0].kind.value}: {folded.text}" + (f": {detail}" if detail else "") + hint
+        yield "  " + shown(text, limit=_LINE)

@@ -8,7 +8,7 @@ from typing import Any
 
 from tensorferry.core.boxes import Box, Region
 from tensorferry.core.catalogue import Chunk, Span, TensorEntry
-from tensorferry.core.dtypes import DTYPES
+from tensorferry.core.dtypes import dtype_from_json, dtype_to_json
 from tensorferry.core.plan import Dropped, Plan, Source, Step
 from tensorferry.core.transforms import TensorSpec, transform_from_json
 from tensorferry.errors import PlanError
@@ -27,7 +27,7 @@ def to_json(plan: Plan) -> str:
         "tensorferry_plan": _VERSION,
         "fingerprint": plan.fingerprint,
         "bytes_needed": plan.bytes_needed,
-        "parameters": {n: [s.dtype.name, s.shape] for n, s in plan.parameters.items()},
+        "parameters": {n: [dtype_to_json(s.dtype), s.shape] for n, s in plan.parameters.items()},
         "aliases": dict(plan.aliases),
         "entries": [_entry_out(e) for e in entries.values()],
         "steps": [_step_out(s, number) for s in plan.steps],
@@ -42,15 +42,19 @@ def from_json(text: str) -> Plan:
     try:
         data = json.loads(text)
         version = data["tensorferry_plan"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise PlanError(f"this is no plan written by tensorferry: {error}") from None
-    if version != _VERSION:
-        raise PlanError(f"plan version {version} cannot be read, only {_VERSION}: make the plan again")
+        if version == _VERSION:
+            return _plan_in(data)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise PlanError(f"this is no plan written by tensorferry: {type(error).__name__}: {error}") from None
+    raise PlanError(f"plan version {version} cannot be read, only {_VERSION}: make the plan again")
+
+
+def _plan_in(data: Mapping[str, Any]) -> Plan:
     entries = [_entry_in(e) for e in data["entries"]]
     return Plan(
         steps=tuple(_step_in(s, entries) for s in data["steps"]),
-        parameters={n: TensorSpec(DTYPES[d], tuple(s)) for n, (d, s) in data["parameters"].items()},
-        aliases=data["aliases"],
+        parameters={n: TensorSpec(dtype_from_json(d), tuple(s)) for n, (d, s) in data["parameters"].items()},
+        aliases=dict(data["aliases"]),
         dropped=tuple(Dropped(*d) for d in data["dropped"]),
         problems=tuple(_problem_in(p) for p in data["problems"]),
     )
@@ -58,7 +62,7 @@ def from_json(text: str) -> Plan:
 
 def _entry_out(entry: TensorEntry) -> dict[str, Any]:
     chunks = [[c.box and _box_out(c.box), c.span, c.strides] for c in entry.chunks]
-    out = {"name": entry.name, "dtype": entry.dtype.name, "shape": entry.shape, "chunks": chunks}
+    out = {"name": entry.name, "dtype": dtype_to_json(entry.dtype), "shape": entry.shape, "chunks": chunks}
     return out | ({"digest": entry.digest} if entry.digest else {})
 
 
@@ -67,7 +71,7 @@ def _entry_in(data: Mapping[str, Any]) -> TensorEntry:
         Chunk(box and _box_in(box), Span(*span) if span else None, None if strides is None else tuple(strides))
         for box, span, strides in data["chunks"]
     )
-    return TensorEntry(data["name"], DTYPES[data["dtype"]], tuple(data["shape"]), chunks, data.get("digest"))
+    return TensorEntry(data["name"], dtype_from_json(data["dtype"]), tuple(data["shape"]), chunks, data.get("digest"))
 
 
 def _step_out(step: Step, number: Mapping[str, int]) -> dict[str, Any]:

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 
 from tensorferry.core import rules as r
-from tensorferry.core.boxes import Box, Region, Shape
+from tensorferry.core.boxes import Shape
 from tensorferry.core.catalogue import Catalogue, TensorEntry
 from tensorferry.core.coverage import check_slots, uncovered
 from tensorferry.core.dtypes import Cast, DType, cast_kind
-from tensorferry.core.names import nearest, template_of
-from tensorferry.core.plan import Dropped, Plan, Source, Step, Strictness
+from tensorferry.core.names import nearest
+from tensorferry.core.plan import Dropped, Plan, Step, Strictness
 from tensorferry.core.ruleset import COMMON_LEFTOVERS, Destination, RuleSet
+from tensorferry.core.steps import cut_block, steps_of
 from tensorferry.core.target import Slot, Target, TargetTensor
-from tensorferry.core.transforms import Take, TensorSpec, Transform
+from tensorferry.core.transforms import TensorSpec, Transform
+from tensorferry.errors import PlanError
 from tensorferry.problems import Problem, ProblemKind
 
 __all__ = ["make_plan"]
 
 _NO_RULES = RuleSet()
+_NUMBERS = re.compile("[0-9]+")
+_STAR = re.compile(r"\*")
+_MOST_SUGGESTIONS = 100
+"""For how many sorts of missing names one is looked for that may have been meant; no message shows more."""
 
 
 def make_plan(
@@ -51,7 +58,7 @@ class _Planner:
         self.fed: dict[tuple[str, str], str] = {}
         self.joins: dict[tuple[str, str], list[tuple[Destination, TensorEntry]]] = defaultdict(list)
         self.leftovers: list[tuple[str, str]] = []
-        self.by_alias: list[tuple[TensorEntry, str]] = []
+        self.by_alias: list[tuple[TensorEntry, Destination]] = []
         self.casts: dict[tuple[DType, DType], Cast] = {}
 
     def place(self, entry: TensorEntry) -> None:
@@ -73,13 +80,16 @@ class _Planner:
     def finish(self) -> Plan:
         for (parameter, slot), inputs in self.joins.items():
             self._join(parameter, slot, inputs)
+        self.joins.clear()
         self._use_aliases()
+        for (parameter, slot), inputs in self.joins.items():
+            self._join(parameter, slot, inputs)
         owned = {t.name: t for t in self.target.values() if t.alias_of is None}
         for tensor in owned.values():
             self._close(tensor)
         self._report_leftovers(owned)
         specs = {t.name: TensorSpec(t.dtype, t.shape) for t in owned.values()}
-        aliases = {t.name: t.alias_of for t in self.target.values() if t.alias_of is not None}
+        aliases = {t.name: self.owner_of(t) for t in self.target.values() if t.alias_of is not None}
         return Plan(tuple(self.steps), specs, aliases, tuple(self.dropped), tuple(self.problems))
 
     def _send(self, entry: TensorEntry, to: Destination) -> None:
@@ -89,7 +99,7 @@ class _Planner:
             self.leftovers.append((entry.name, meant))
             return
         if tensor.alias_of is not None:
-            self.by_alias.append((entry, tensor.alias_of))
+            self.by_alias.append((entry, to._replace(into=self.owner_of(tensor))))
             return
         slot = tensor.slots.get(to.slot)
         if slot is None:
@@ -98,6 +108,17 @@ class _Planner:
             self.joins[to.into, to.slot].append((to, entry))
         elif self._claim(to.into, to.slot, entry.name):
             self._add([entry], tensor, slot, to.via)
+
+    def owner_of(self, tensor: TargetTensor) -> str:
+        """Return the parameter that a tied tensor shares, however many ties away."""
+        seen = [tensor.name]
+        while tensor.alias_of is not None:
+            owner = self.target.get(tensor.alias_of)
+            if owner is None or owner.name in seen:
+                raise PlanError(f"{seen[0]} is tied to {tensor.alias_of}, which is no parameter to be filled")
+            seen.append(owner.name)
+            tensor = owner
+        return tensor.name
 
     def _no_such_slot(self, entry: TensorEntry, tensor: TargetTensor, slot: str) -> None:
         if slot in tensor.absent:
@@ -108,13 +129,16 @@ class _Planner:
             self.leftovers.append((entry.name, f"{tensor.name} has no {what.removeprefix('an ')}, only {known}"))
 
     def _claim(self, parameter: str, slot: str, entry: str) -> bool:
-        first = self.fed.setdefault((parameter, slot), entry)
-        if first is entry:
+        if (parameter, slot) not in self.fed:
+            self.fed[parameter, slot] = entry
             return True
-        where = f"{parameter}[{slot}]" if slot else parameter
-        detail = f"{first} and {entry} both go to {where}; change the rules so that one of them does"
-        self.problems.append(Problem(ProblemKind.AMBIGUOUS_RULE, parameter, detail))
+        self._ambiguous(parameter, slot, self.fed[parameter, slot], entry)
         return False
+
+    def _ambiguous(self, parameter: str, slot: str, first: str, second: str) -> None:
+        where = f"{parameter}[{slot}]" if slot else parameter
+        detail = f"{first} and {second} both go to {where}; change the rules so that one of them does"
+        self.problems.append(Problem(ProblemKind.AMBIGUOUS_RULE, parameter, detail))
 
     def _add(self, entries: Sequence[TensorEntry], tensor: TargetTensor, slot: Slot, via: Transform | None) -> None:
         try:
@@ -127,7 +151,12 @@ class _Planner:
             self._misshapen(entries[0], tensor, slot, made.shape)
             return
         self._check_cast(entries[0].name, made.dtype, tensor)
-        self.steps.append(_step(entries, tensor.name, slot, via, made.shape))
+        for step in steps_of(entries, tensor.name, slot, via, made.shape):
+            self.steps.append(step)
+            if (entry := cut_block(step)) is not None:
+                whole = f"whole blocks of {entry.dtype.block} {entry.dtype} elements"
+                detail = f"{tensor.name} would take a part that is not made of {whole}: split it elsewhere"
+                self.problems.append(Problem(ProblemKind.SHAPE, entry.name, detail))
 
     def _misshapen(self, entry: TensorEntry, tensor: TargetTensor, slot: Slot, found: Shape) -> None:
         whose = "the model expects" if slot.logical == tensor.shape else f"{tensor.name} expects"
@@ -145,42 +174,51 @@ class _Planner:
 
     def _join(self, parameter: str, slot: str, inputs: list[tuple[Destination, TensorEntry]]) -> None:
         inputs.sort(key=lambda pair: pair[0].order or ())
-        via = inputs[0][0].via
-        hole = _first_hole([to.order or () for to, _ in inputs], inputs[0][0].sources)
+        first, entries = inputs[0], [entry for _, entry in inputs]
+        if not self._claim(parameter, slot, entries[0].name):
+            return
+        for (to, one), (also, other) in pairwise(inputs):
+            if to.order == also.order or (to.via, to.sources) != (also.via, also.sources):
+                self._ambiguous(parameter, slot, one.name, other.name)
+                return
+        hole = _first_hole([to.order or () for to, _ in inputs], first[0].sources)
         if hole is not None:
             what = f"of the tensors that are joined into it, {hole} is absent"
             self.problems.append(Problem(ProblemKind.MISSING, parameter, what))
-            self.fed[parameter, slot] = inputs[0][1].name
-        elif self._claim(parameter, slot, inputs[0][1].name):
-            tensor = self.target[parameter]
-            self._add([entry for _, entry in inputs], tensor, tensor.slots[slot], via)
+            return
+        tensor = self.target[parameter]
+        self._add(entries, tensor, tensor.slots[slot], first[0].via)
 
     def _use_aliases(self) -> None:
         """A tied tensor saved under another of its names fills the parameter; saved twice, one copy is used."""
-        for entry, owner in self.by_alias:
-            if (owner, "") in self.fed or "" not in self.target[owner].slots:
-                self.dropped.append(Dropped(entry.name, f"tied to {owner}"))
+        for entry, to in self.by_alias:
+            if (to.into, to.slot) in self.fed or to.slot not in self.target[to.into].slots:
+                self.dropped.append(Dropped(entry.name, f"tied to {to.into}"))
             else:
-                self._send(entry, Destination(owner, "", None))
+                self._send(entry, to)
 
     def _close(self, tensor: TargetTensor) -> None:
-        self.problems += check_slots(tensor)
-        for slot in tensor.slots:
-            if (tensor.name, slot) not in self.fed:
-                self._missing(tensor, slot)
-        if tensor.default is not None:
+        wrong = check_slots(tensor)
+        self.problems += wrong
+        empty = [slot for slot in tensor.slots if (tensor.name, slot) not in self.fed]
+        if empty:
+            self._missing(tensor, empty)
+        if tensor.default is not None and not wrong:
             self.steps += [Step(tensor.name, hole, (), fill=tensor.default) for hole in uncovered(tensor)]
 
-    def _missing(self, tensor: TargetTensor, slot: str) -> None:
+    def _missing(self, tensor: TargetTensor, empty: Sequence[str]) -> None:
+        """Report slots that nothing feeds, in one finding; all of them empty is said like a plain parameter."""
         allowed = any(r.compiled(p).fullmatch(tensor.name) for p in self.strict.may_miss)
-        detail = f"nothing in the checkpoint feeds its slot {slot!r}" if slot else ""
+        detail = ""
+        if len(empty) < len(tensor.slots):
+            some = ", ".join(map(repr, empty[:4])) + (f" and {len(empty) - 4} more" if len(empty) > 4 else "")
+            detail = f"nothing in the checkpoint feeds its slot{'s' if len(empty) > 1 else ''} {some}"
         fatal = self.strict.missing == "error" and not allowed
         self.problems.append(Problem(ProblemKind.MISSING, tensor.name, detail, fatal=fatal))
 
     def _report_leftovers(self, owned: Target) -> None:
-        missing = {p.subject for p in self.problems if p.kind is ProblemKind.MISSING}
-        spare = [name for name, _ in self.leftovers]
-        meant = _suggestions(missing, spare)
+        missing = [p.subject for p in self.problems if p.kind is ProblemKind.MISSING]
+        meant = _suggestions(missing, [name for name, _ in self.leftovers])
         self.problems = [
             replace(p, near=meant.get(p.subject, ())) if p.kind is ProblemKind.MISSING else p for p in self.problems
         ]
@@ -188,56 +226,25 @@ class _Planner:
         self.problems += [Problem(ProblemKind.UNEXPECTED, name, detail, fatal=fatal) for name, detail in self.leftovers]
 
 
-def _suggestions(missing: set[str], spare: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def _suggestions(missing: Sequence[str], spare: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Return, for missing names, spare ones they may be in the checkpoint; looked up once per shape of name."""
-    if not missing or not spare:
-        return {}
-    known: dict[str, str] = {template_of(name): name for name in reversed(spare)}
     have = set(spare)
+    known = {_NUMBERS.sub("*", name): name for name in reversed(spare)}
     found: dict[str, tuple[str, ...]] = {}
-    for template in {template_of(m) for m in missing}:
-        found[template] = nearest(template, known)
-    numbers_of = {m: [c for c in m.split(".") if c.isdecimal()] for m in missing}
     out = {}
     for name in missing:
-        written = (_with_numbers(t, numbers_of[name]) for t in found[template_of(name)])
+        shape = _NUMBERS.sub("*", name)
+        if shape not in found:
+            found[shape] = nearest(shape, known) if len(found) < _MOST_SUGGESTIONS else ()
+        numbers = _NUMBERS.findall(name)
+        written = (_with_numbers(template, numbers) for template in found[shape])
         out[name] = tuple(w for w in written if w in have)
     return out
 
 
 def _with_numbers(template: str, numbers: Sequence[str]) -> str:
     left = iter(numbers)
-    return ".".join(next(left, "*") if c == "*" else c for c in template.split("."))
-
-
-def _step(entries: Sequence[TensorEntry], parameter: str, slot: Slot, via: Transform | None, made: Shape) -> Step:
-    region = slot.window if via is None else None
-    if isinstance(via, Take):
-        region = _within(via.region, slot.window, via.shape)
-    if region is not None:
-        if region.view == entries[0].shape or entries[0].span is not None:
-            return Step(parameter, slot.local, (Source(entries[0], region),))
-        via, made = Take(region, region.shape), region.shape
-        window = Region.whole(region.shape)
-    else:
-        window = slot.window
-    assert via is not None
-    boxes = _pulled(via, window, made, [TensorSpec(e.dtype, e.shape) for e in entries])
-    read = tuple(Source(e, Region(e.shape, b)) for e, b in zip(entries, boxes, strict=True))
-    return Step(parameter, slot.local, read, via, window)
-
-
-def _within(taken: Region, window: Region, shape: Shape) -> Region | None:
-    """Return `window` of a tensor that is itself the region `taken` of an entry, as a region of the entry."""
-    if window.view == shape and taken.box.shape == shape:
-        return taken.part(window.box)
-    return taken if window.is_whole else None
-
-
-def _pulled(via: Transform, window: Region, made: Shape, specs: Sequence[TensorSpec]) -> Sequence[Box]:
-    """Return what the transform needs of its inputs for `window`; all of it where the window is of a reshape."""
-    out = window.box if window.view == made else Box.whole(made)
-    return via.pull(out, specs)
+    return _STAR.sub(lambda star: next(left, star[0]), template)
 
 
 def _first_hole(orders: Sequence[tuple[int, ...]], sources: int) -> str | None:
@@ -248,4 +255,4 @@ def _first_hole(orders: Sequence[tuple[int, ...]], sources: int) -> str | None:
         if index not in have:
             which = f" {'.'.join(map(str, index[1:]))}" if index[1:] else ""
             return f"input{which} of its source {index[0]}"
-    return None if len(have) == len(orders) else "one input of several that have the same numbers"
+    return None

@@ -20,7 +20,7 @@ from tensorferry.errors import RuleError
 __all__ = ["Drop", "Ignore", "Join", "Part", "Place", "Rule", "Split", "compiled", "filled"]
 
 _PLACEHOLDER = re.compile(r"\{([a-z_][a-z0-9_]*)(?::(part|path))?\}")
-_MATCHES = {None: r"\d+", "part": r"[^.]+", "path": r".+"}
+_MATCHES = {None: r"[0-9]{1,18}", "part": r"[^.]+", "path": r".+"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +105,19 @@ def placeholders(text: str) -> tuple[str, ...]:
     return tuple(m[1] for m in _PLACEHOLDER.finditer(text))
 
 
-def looks_at_numbers(source: str) -> bool:
-    """Whether a match can depend on the value of a component that is a number, not just on there being one."""
+def fixed_numbers(source: str) -> set[str] | None:
+    """Return the components of `source` that are numbers; None where a match can depend on a number otherwise.
+
+    A name whose other numbers are exchanged for some number that is not among these matches as before.
+    """
+    fixed = set()
     for component in _PLACEHOLDER.sub("{}", source).split("."):
         literal = component.replace("{}", "")
-        if literal.isdecimal() or (component.count("{}") > 1 and not literal):
-            return "{" in source
-    return False
+        if component == literal and literal.isdecimal():
+            fixed.add(literal)
+        elif "{}" in component and (literal.isdecimal() or (not literal and component != "{}")):
+            return None
+    return fixed
 
 
 def discards(rule: Rule) -> bool:
@@ -182,8 +188,14 @@ def inverse(rule: Rule) -> Rule:
     )
 
 
+def open_numbers(rule: Join) -> tuple[str, ...]:
+    """Return the placeholders that order the inputs of a join: those that `into` and `slot` do not use."""
+    used = {*placeholders(rule.into), *placeholders(rule.slot)}
+    return tuple(name for name in placeholders(rule.sources[0]) if name not in used)
+
+
 def check(rules: Iterable[Rule]) -> None:
-    """Raise RuleError for a rule that could never work: braces, unknown placeholders."""
+    """Raise RuleError for a rule that could never work: braces, unknown placeholders, inputs without an order."""
     for rule in rules:
         for source in sources(rule):
             known = dict.fromkeys(placeholders(source), "0")
@@ -192,3 +204,17 @@ def check(rules: Iterable[Rule]) -> None:
             for part in destinations(rule):
                 filled(part.into, known)
                 filled(part.slot, known)
+        if isinstance(rule, Join):
+            _check_order(rule)
+
+
+def _check_order(rule: Join) -> None:
+    if not rule.sources:
+        raise RuleError(f"a join into {rule.into!r} has no sources")
+    used = {*placeholders(rule.into), *placeholders(rule.slot)}
+    left = [{m[1]: m[2] for m in _PLACEHOLDER.finditer(s) if m[1] not in used} for s in rule.sources]
+    if any(kind for kinds in left for kind in kinds.values()) or any(kinds != left[0] for kinds in left):
+        raise RuleError(
+            f"the sources of the join into {rule.into!r} are ordered by the placeholders that it does not use; "
+            "these must be numbers like {i}, and the same ones in every source"
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from itertools import count
 from typing import NamedTuple
 
 from tensorferry.core import rules as r
@@ -13,7 +14,7 @@ from tensorferry.core.transforms import Transform
 
 __all__ = ["COMMON_LEFTOVERS", "Destination", "Route", "RuleSet"]
 
-_INNER_NUMBER = re.compile(r"\.\d+(?=\.)")
+_INNER_NUMBER = re.compile(r"\.([0-9]{1,18})(?=\.)")
 
 
 class Destination(NamedTuple):
@@ -39,7 +40,7 @@ class Route(NamedTuple):
 class RuleSet:
     """Rules in order; the first whose source matches a name decides. Immutable."""
 
-    __slots__ = ("_exact", "_memo", "_patterns", "_shapes_decide", "rules")
+    __slots__ = ("_exact", "_fixed", "_memo", "_patterns", "_stand_in", "rules")
 
     def __init__(self, *rules: Rule) -> None:
         r.check(rules)
@@ -52,7 +53,8 @@ class RuleSet:
                     self._patterns.append((n, k, r.compiled(source)))
                 else:
                     self._exact.setdefault(source, (n, k))
-        self._shapes_decide = not any(r.looks_at_numbers(s) for rule in rules for s in r.sources(rule))
+        self._fixed = _fixed_numbers(pattern for rule in rules for pattern in r.sources(rule))
+        self._stand_in = "." + next(str(n) for n in count() if str(n) not in (self._fixed or ()))
         self._memo: dict[str, tuple[int, int] | None] = {}
 
     def __or__(self, other: RuleSet) -> RuleSet:
@@ -113,23 +115,43 @@ class RuleSet:
         return min(exact, found)
 
     def _find_pattern(self, name: str) -> tuple[int, int] | None:
-        shape = _INNER_NUMBER.sub(".0", name) if self._shapes_decide else name
+        if self._fixed is None:
+            return self._scan(name)
+        shape = self._shape(name)
         try:
             return self._memo[shape]
         except KeyError:
-            found = next(((n, k) for n, k, pattern in self._patterns if pattern.fullmatch(shape)), None)
-            if self._shapes_decide:
-                self._memo[shape] = found
+            found = self._memo[shape] = self._scan(shape)
             return found
+
+    def _scan(self, name: str) -> tuple[int, int] | None:
+        return next(((n, k) for n, k, pattern in self._patterns if pattern.fullmatch(name)), None)
+
+    def _shape(self, name: str) -> str:
+        """Return a name that matches the same patterns, the same one for all layers that the rules treat alike."""
+        if not self._fixed:
+            return _INNER_NUMBER.sub(self._stand_in, name)
+        fixed, stand_in = self._fixed, self._stand_in
+        return _INNER_NUMBER.sub(lambda m: m[0] if m[1] in fixed else stand_in, name)
+
+
+def _fixed_numbers(patterns: Iterable[str]) -> frozenset[str] | None:
+    every: set[str] = set()
+    for pattern in patterns:
+        if r.placeholders(pattern):
+            fixed = r.fixed_numbers(pattern)
+            if fixed is None:
+                return None
+            every |= fixed
+    return frozenset(every)
 
 
 def _destination(rule: Rule, source: int, part: Part, values: Mapping[str, str]) -> Destination:
     into, slot = r.filled(part.into, values), r.filled(part.slot, values)
     if not isinstance(rule, Join):
         return Destination(into, slot, part.via)
-    used = {*r.placeholders(part.into), *r.placeholders(part.slot)}
-    free = (int(v) for k, v in values.items() if k not in used and v.isdecimal())
-    return Destination(into, slot, part.via, (source, *free), len(rule.sources))
+    order = tuple(int(values[name]) for name in r.open_numbers(rule))
+    return Destination(into, slot, part.via, (source, *order), len(rule.sources))
 
 
 def _said(route: Route | None) -> str:

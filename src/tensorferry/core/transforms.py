@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from tensorferry.core.boxes import Box, Region, Shape
-from tensorferry.core.dtypes import DTYPES, DType
+from tensorferry.core.dtypes import DType, dtype_from_json, dtype_to_json
 from tensorferry.errors import RuleError
 
 __all__ = [
@@ -85,6 +85,8 @@ class Transpose:
         spec = _single(inputs, self.op)
         if sorted(self.dims) != list(range(len(spec.shape))):
             raise ValueError(f"transposes dimensions {self.dims} of a tensor of shape {spec.shape}")
+        if spec.dtype.block > 1 and self.dims[-1:] != (len(spec.shape) - 1,):
+            raise ValueError(f"{spec.dtype} packs elements along the last dimension, which cannot be transposed")
         return TensorSpec(spec.dtype, tuple(spec.shape[d] for d in self.dims))
 
     def pull(self, out: Box, inputs: Sequence[TensorSpec]) -> Sequence[Box]:
@@ -131,6 +133,8 @@ class Stack:
 
     def infer(self, inputs: Sequence[TensorSpec]) -> TensorSpec:
         first = _alike(inputs, self.op)
+        if not 0 <= self.dim <= len(first.shape) - (first.dtype.block > 1):
+            raise ValueError(f"cannot stack {first.dtype} tensors of shape {first.shape} along dimension {self.dim}")
         return TensorSpec(first.dtype, (*first.shape[: self.dim], len(inputs), *first.shape[self.dim :]))
 
     def pull(self, out: Box, inputs: Sequence[TensorSpec]) -> Sequence[Box]:
@@ -152,7 +156,8 @@ class Concat:
 
     def infer(self, inputs: Sequence[TensorSpec]) -> TensorSpec:
         shapes = [(*s.shape[: self.dim], 0, *s.shape[self.dim + 1 :]) for s in inputs]
-        if not inputs or len(set(shapes)) > 1 or len({s.dtype for s in inputs}) > 1:
+        outside = any(not 0 <= self.dim < len(s.shape) for s in inputs)
+        if not inputs or outside or len(set(shapes)) > 1 or len({s.dtype for s in inputs}) > 1:
             raise ValueError(f"cannot join tensors {[s.shape for s in inputs]} along dimension {self.dim}")
         total = sum(s.shape[self.dim] for s in inputs)
         return TensorSpec(inputs[0].dtype, (*shapes[0][: self.dim], total, *shapes[0][self.dim + 1 :]))
@@ -216,7 +221,7 @@ class Custom:
         return [Box.whole(s.shape) for s in inputs]
 
     def to_json(self) -> dict[str, Any]:
-        return {"op": self.op, "name": self.name, "dtype": self.output.dtype.name, "shape": self.output.shape}
+        return {"op": self.op, "name": self.name, "dtype": dtype_to_json(self.output.dtype), "shape": self.output.shape}
 
 
 def _alike(inputs: Sequence[TensorSpec], op: str) -> TensorSpec:
@@ -242,6 +247,6 @@ def transform_from_json(data: Mapping[str, Any]) -> Transform:
         case "chain":
             return Chain(tuple(transform_from_json(s) for s in data["steps"]))
         case "custom":
-            return Custom(data["name"], TensorSpec(DTYPES[data["dtype"]], tuple(data["shape"])))
+            return Custom(data["name"], TensorSpec(dtype_from_json(data["dtype"]), tuple(data["shape"])))
         case other:
             raise RuleError(f"no transform is called {other!r}")

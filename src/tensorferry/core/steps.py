@@ -1,0 +1,86 @@
+"""From entries that fit a slot to the steps that fill it: transforms that only move values are folded into regions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tensorferry.core.boxes import Box, Region, Shape
+from tensorferry.core.catalogue import TensorEntry
+from tensorferry.core.cutting import in_blocks
+from tensorferry.core.plan import Source, Step
+from tensorferry.core.target import Slot
+from tensorferry.core.transforms import Concat, Stack, Take, TensorSpec, Transform
+
+__all__ = ["cut_block", "steps_of"]
+
+
+def steps_of(
+    entries: Sequence[TensorEntry], parameter: str, slot: Slot, via: Transform | None, made: Shape
+) -> Iterator[Step]:
+    """Yield the steps that fill `slot` of `parameter`; `made` is the shape that comes out of `via`."""
+    if via is None:
+        yield _copy(entries[0], parameter, slot.local, slot.window)
+    elif isinstance(via, Take) and (region := _within(via.region, slot.window, via.shape)) is not None:
+        yield _copy(entries[0], parameter, slot.local, region)
+    elif isinstance(via, Stack | Concat) and _is_placing(slot, made):
+        yield from _placed(entries, parameter, slot, via)
+    else:
+        window = slot.window.box if slot.window.view == made else Box.whole(made)
+        boxes = via.pull(window, [TensorSpec(e.dtype, e.shape) for e in entries])
+        read = tuple(Source(e, Region(e.shape, b)) for e, b in zip(entries, boxes, strict=True))
+        yield Step(parameter, slot.local, read, via, slot.window)
+
+
+def cut_block(step: Step) -> TensorEntry | None:
+    """Return an entry of which the step would need a part of a block (of packed elements), if there is one."""
+    for entry, region in step.sources:
+        if entry.dtype.block > 1 and in_blocks(region, entry.dtype) is None:
+            return entry
+    return None
+
+
+def _copy(entry: TensorEntry, parameter: str, into: Region, region: Region) -> Step:
+    """Take `region` of an entry; where its bytes do not lie in that order, the entry is read whole first."""
+    if region.view == entry.shape or entry.span is not None:
+        return Step(parameter, into, (Source(entry, region),))
+    whole = Region.whole(entry.shape)
+    return Step(parameter, into, (Source(entry, whole),), Take(region, region.shape), Region.whole(region.shape))
+
+
+def _within(taken: Region, window: Region, shape: Shape) -> Region | None:
+    """Return `window` of a tensor that is itself the region `taken` of an entry, as a region of the entry."""
+    if window.view == shape and taken.box.shape == shape:
+        return taken.part(window.box)
+    return taken if window.is_whole else None
+
+
+def _is_placing(slot: Slot, made: Shape) -> bool:
+    """Whether parts of what was joined are parts of the parameter, so that each input can be put there by itself."""
+    return slot.window.view == made and slot.window.shape == slot.local.shape and slot.window.size > 0
+
+
+def _placed(entries: Sequence[TensorEntry], parameter: str, slot: Slot, via: Stack | Concat) -> Iterator[Step]:
+    """Yield one copy for each input of which something is needed: rows of experts, halves of gate and up."""
+    window, at = slot.window.box, 0
+    for entry in entries:
+        flat = Box.whole(entry.shape)
+        box = _inserted(flat, via.dim, at) if isinstance(via, Stack) else _moved(flat, via.dim, at)
+        at = box.stop[via.dim]
+        common = box.meet(window)
+        if common is not None:
+            inner = common.relative_to(box)
+            part = _removed(inner, via.dim) if isinstance(via, Stack) else inner
+            into = slot.local.part(common.relative_to(window))
+            yield _copy(entry, parameter, into, Region(entry.shape, part))
+
+
+def _inserted(box: Box, dim: int, at: int) -> Box:
+    return Box((*box.start[:dim], at, *box.start[dim:]), (*box.stop[:dim], at + 1, *box.stop[dim:]))
+
+
+def _removed(box: Box, dim: int) -> Box:
+    return Box((*box.start[:dim], *box.start[dim + 1 :]), (*box.stop[:dim], *box.stop[dim + 1 :]))
+
+
+def _moved(box: Box, dim: int, by: int) -> Box:
+    return box.shift(tuple(by if d == dim else 0 for d in range(len(box.start))))
