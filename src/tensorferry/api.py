@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -21,12 +22,12 @@ from tensorferry.core.planning import make_plan
 from tensorferry.core.ruleset import RuleSet
 from tensorferry.core.target import Target
 from tensorferry.core.wrappers import unwrapping
-from tensorferry.errors import FinalizeError, TensorferryError
+from tensorferry.errors import ConfigError, FinalizeError, TensorferryError
 from tensorferry.execute.base import Counters, Executor
 from tensorferry.execute.threaded import ThreadedExecutor
 from tensorferry.formats.merge import same_values
 from tensorferry.modules.adapters import Adapted, Derive, adapt
-from tensorferry.modules.describe import describe
+from tensorferry.modules.describe import describe, places
 from tensorferry.modules.finalize import Completion, derive_buffers, refuse_unfilled
 from tensorferry.modules.materialize import Materialized
 from tensorferry.modules.tie import settle_ties
@@ -71,9 +72,10 @@ def load(
     the type they have. `rules` say how names differ; without them, names are the model's, but for what wrappers put
     before them. Afterwards the model has run its ``process_weights_after_loading`` hooks and is in eval mode.
 
+    path: where the checkpoint is, or one that is open already; that one keeps its options and stays open.
     verify: read every file once before, and compare digests where there are some; see `tensorferry.verify`.
-    opening: options of `open_checkpoint`. Raises LocateError, FormatError, PlanError, ReadError, FinalizeError;
-    ``error.touched`` says whether the model may have been written to.
+    opening: options of `open_checkpoint`. Raises LocateError, FormatError, ConfigError, PlanError, ReadError,
+    FinalizeError; ``error.touched`` says whether the model may have been written to.
     """
     with _opened(path, options, opening) as checkpoint:
         clock = _Clock()
@@ -92,7 +94,10 @@ def plan(
     strict: Strictness | None = None,
     **opening: Any,
 ) -> Plan:
-    """Return the plan of loading `path` into `model`, with all its problems. Reads headers only, touches nothing."""
+    """Return the plan of loading `path` into `model`, with all its problems. Touches nothing.
+
+    Reads headers, and the values of tensors that the model ties and the checkpoint holds more than once.
+    """
     with _opened(path, None, opening) as checkpoint:
         return prepare(model, checkpoint, rules=rules, strict=strict).plan
 
@@ -146,10 +151,12 @@ def run(
 ) -> Report:
     """Do what was planned: materialize, move the bytes, finalize; return the report.
 
-    Raises PlanError before anything is touched; ReadError and FinalizeError afterwards.
+    Raises PlanError, and ConfigError for a `device` to which nothing would go, before anything is touched; ReadError
+    and FinalizeError afterwards.
     """
     made, options = prepared.plan, prepared.checkpoint.options
     made.raise_for_problems()
+    _refuse_idle_device(model, device)
     clock = _Clock(prepared.seconds)
     executor = executor or ThreadedExecutor(options.workers)
     with clock("schedule"):
@@ -163,11 +170,16 @@ def run(
     device = torch.device(device or "cpu")
     parameters = Materialized(model, prepared.target, device)
     completion = Completion(model, prepared.target, {s.parameter for s in made.steps})
+
+    def ready(name: str) -> None:
+        parameters.release(name)
+        completion.ready(name)
+
     logger.info("loading %s: %s bytes to read", prepared.checkpoint.uri, f"{schedule.bytes_read:,}")
     with _telling_what_was_touched(parameters), torch.no_grad():
         with clock("load"):
             counters = executor.run(
-                schedule, prepared.checkpoint.storage, parameters, on_ready=completion.ready, progress=progress
+                schedule, prepared.checkpoint.storage, parameters, on_ready=ready, progress=progress
             )
             prepared.checkpoint.storage.check_unchanged()
         with clock("finalize"):
@@ -177,7 +189,8 @@ def run(
             completion.finish()
             refuse_unfilled(model, _unfilled(parameters, made))
             model.eval()
-    report = _report(prepared, executor, counters, tuple(computed), tuple(completion.processed), clock.seconds)
+    report = _report(prepared, executor, counters, tuple(computed), completion.processed, clock.seconds)
+    report = replace(report, devices=_devices(model))
     for warning in report.warnings:
         logger.warning("%s: %s", report.source, warning)
     logger.info("loaded %s in %.2f s", report.source, sum(report.seconds.values()))
@@ -188,6 +201,9 @@ def _opened(
     path: str | os.PathLike[str] | Checkpoint, options: ReadOptions | None, opening: dict[str, Any]
 ) -> AbstractContextManager[Checkpoint]:
     if isinstance(path, Checkpoint):
+        if options is not None or opening:
+            given = ", ".join([*(["options"] if options is not None else []), *opening])
+            raise ConfigError(f"{given}: {path.uri} is open already; pass this to open_checkpoint")
         return nullcontext(path)
     return open_checkpoint(path, options=options, **opening)
 
@@ -223,14 +239,32 @@ def _refuse_losses(counters: Counters, strict: Strictness) -> None:
 
 
 def _materialize_empty(parameters: Materialized, made: Plan) -> None:
-    """Give tensors without elements their (empty) memory: no bytes ever came for them."""
+    """Give tensors without elements their (empty) memory where no entry was there to do so."""
+    fed = {step.parameter for step in made.steps}
     for name, spec in made.parameters.items():
-        if 0 in spec.shape:
+        if 0 in spec.shape and name not in fed:
             parameters[name]
 
 
 def _unfilled(parameters: Materialized, made: Plan) -> dict[str, str]:
     return {name: "missing in part" for name in made.missing if name in parameters.given_memory}
+
+
+def _refuse_idle_device(model: nn.Module, device: torch.device | str | None) -> None:
+    """Raise ConfigError where a device was asked for, and everything has memory on others already."""
+    if device is None:
+        return
+    asked, there = torch.device(device), {p.tensor.device for p in places(model)}
+    if there and not any(d.type == "meta" or (d.type == asked.type and asked.index in (None, d.index)) for d in there):
+        where = ", ".join(sorted(map(str, there)))
+        raise ConfigError(
+            f"device {str(asked)!r}: the model's tensors have memory on {where} already, and are filled where they "
+            f"are; call model.to({str(asked)!r}) before, or build the model on meta"
+        )
+
+
+def _devices(model: nn.Module) -> dict[str, int]:
+    return dict(Counter(str(p.tensor.device) for p in places(model)))
 
 
 def _report(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -54,7 +54,7 @@ class Checkpoint:
 
     def tensors(
         self, names: Collection[str] | Callable[[str], bool] | None = None, *, mapped: bool = False
-    ) -> Iterator[tuple[str, torch.Tensor]]:
+    ) -> Generator[tuple[str, torch.Tensor], None, None]:
         """Yield (name, tensor) in storage order, as models' ``load_weights`` take them.
 
         names: only these, or those for which it returns true; what is left out is not read. Tensors own their
@@ -64,18 +64,19 @@ class Checkpoint:
         mapped: yield views of the mapped files instead, which share their pages with other processes and are read
         when they are looked at. They must not be written to, and a file that is truncated meanwhile kills the process.
 
-        Raises PlanError for a name that is not there, ConfigError where the storage cannot map, ReadError.
+        Raises PlanError for a name that is not there and ConfigError where the storage cannot map, both at once;
+        ReadError while reading, or at the end where a file changed meanwhile. Reading stops when the iterator is
+        closed or forgotten.
         """
         from tensorferry.execute.stream import mapped as map_all
         from tensorferry.execute.stream import stream
 
-        if mapped:
-            if not isinstance(self.storage, SupportsMap):
-                raise ConfigError(f"files of {self.uri} cannot be mapped: read them")
-            yield from map_all(self.storage, self._chosen(names))
-        else:
-            yield from stream(self.storage, self._chosen(names), self.options)
-        self.storage.check_unchanged()
+        chosen = self._chosen(names)
+        if not mapped:
+            return self._checked(stream(self.storage, chosen, self.options))
+        if not isinstance(self.storage, SupportsMap):
+            raise ConfigError(f"files of {self.uri} cannot be mapped: read them")
+        return self._checked(map_all(self.storage, chosen))
 
     def read(self, name: str) -> torch.Tensor:
         """Return the values of one entry in memory of their own, in the checkpoint's dtype.
@@ -99,6 +100,10 @@ class Checkpoint:
 
     def __repr__(self) -> str:
         return f"<Checkpoint {self.uri}: {self.catalogue!r}>"
+
+    def _checked(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> Generator[tuple[str, torch.Tensor], None, None]:
+        yield from tensors
+        self.storage.check_unchanged()
 
     def _chosen(self, names: Collection[str] | Callable[[str], bool] | None) -> Sequence[TensorEntry]:
         entries = list(self.catalogue.values())

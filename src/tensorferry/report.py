@@ -25,8 +25,9 @@ class Report:
     source: where the checkpoint is. selection: why these `files`. bytes_needed: what the plan needs; bytes_read: what
     was requested, gaps included; direct_bytes: of these, read straight into parameters. staging_peak: most bytes
     held beside the parameters. dropped: entry to reason. ties: alias to owner. computed: filled by the model itself.
-    streamed: filled by the model's own loader, with the reason. casts: "F32 -> BF16" to how many tensors. losses:
-    parameter to (overflow, underflow) elements. seconds: per phase, in order. verified: how contents were checked.
+    streamed: filled by the model's own loader, with the reason. devices: to how many tensors are there in the end,
+    buffers included. casts: "F32 -> BF16" to how many tensors. losses: parameter to (overflow, underflow) elements.
+    seconds: per phase, in order. verified: how contents were checked.
     """
 
     source: str
@@ -50,6 +51,7 @@ class Report:
     computed: tuple[str, ...] = ()
     streamed: Mapping[str, str] = field(default_factory=dict)
     post_processed: tuple[str, ...] = ()
+    devices: Mapping[str, int] = field(default_factory=dict)
     casts: Mapping[str, int] = field(default_factory=dict)
     losses: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()

@@ -7,11 +7,13 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from tensorferry.core.target import Slot, Target, TargetTensor
+from tensorferry.errors import PlanError
 from tensorferry.numerics.torch_dtypes import dtype_of, logical_shape
 
-__all__ = ["DeclaresSlots", "Place", "describe", "places"]
+__all__ = ["DeclaresSlots", "Place", "describe", "identity_of", "places"]
 
 
 @runtime_checkable
@@ -55,6 +57,8 @@ def describe(model: nn.Module) -> Target:
 
     Tensors that hang in several places are tied: the first name owns the tensor, the others are its aliases.
     Non-persistent buffers are left out; models compute those. Nothing is allocated, so `model` may be on meta.
+
+    Raises PlanError for a parameter of a lazy module, which has no shape yet; UnsupportedDtype for a quantized tensor.
     """
     target: dict[str, TargetTensor] = {}
     owners: dict[object, str] = {}
@@ -62,9 +66,14 @@ def describe(model: nn.Module) -> Target:
         if not place.persistent:
             continue
         tensor = place.tensor
+        if is_lazy(tensor):
+            raise PlanError(
+                f"{place.name} has no shape yet, as {type(place.module).__name__} finds it out from its first input: "
+                "run the model once before loading, or give the module its sizes"
+            )
         dtype = dtype_of(tensor.dtype)
         shape = logical_shape(dtype, tuple(tensor.shape))
-        owner = owners.setdefault(_identity(tensor), place.name)
+        owner = owners.setdefault(identity_of(tensor), place.name)
         if owner != place.name:
             target[place.name] = TargetTensor(place.name, dtype, shape, alias_of=owner)
         else:
@@ -74,9 +83,13 @@ def describe(model: nn.Module) -> Target:
 
 def _slots(place: Place, shape: tuple[int, ...]) -> Mapping[str, Slot]:
     if isinstance(place.module, DeclaresSlots):
-        declared = place.module.tensor_slots().get(place.leaf)
-        if declared is not None:
-            return declared
+        declared = place.module.tensor_slots()
+        unknown = declared.keys() - place.module._parameters.keys() - place.module._buffers.keys()
+        if unknown:
+            whose = place.name.removesuffix(place.leaf) + min(unknown)
+            raise PlanError(f"{type(place.module).__name__} declares slots of {whose}, which it does not have")
+        if place.leaf in declared:
+            return declared[place.leaf]
     return {"": Slot.whole(shape, also=_scalars(shape))}
 
 
@@ -84,7 +97,7 @@ def _scalars(shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     return {(): ((1,),), (1,): ((),)}.get(shape, ())
 
 
-def _identity(tensor: torch.Tensor) -> object:
+def identity_of(tensor: torch.Tensor) -> object:
     """Tensors with equal identities share their values: one object, or one piece of memory."""
     if tensor.device.type == "meta" or tensor.numel() == 0:
         return id(tensor)

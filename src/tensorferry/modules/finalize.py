@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -36,20 +37,32 @@ class DerivesBuffers(Protocol):
 class Completion:
     """Runs ``process_weights_after_loading`` of each module as soon as everything in it has been loaded.
 
-    Children come before their parents. A module's `quant_method`, where it has one, comes after the module's own.
-    Modules that wait for nothing are run by `finish`.
+    Children come before their parents, and a module that hangs in several places is run once. A module's
+    `quant_method`, where it has one, comes after the module's own. Tensors that a hook makes without saying where
+    are made on the module's device, and a parameter that takes the place of another keeps the attributes that were
+    set on that one. Modules that wait for nothing are run by `finish`, or before the first parent that is run.
+
+    expected: the tensors to wait for. done: modules that have been run before.
     """
 
-    def __init__(self, model: nn.Module, target: Target, expected: set[str]) -> None:
+    def __init__(self, model: nn.Module, target: Target, expected: set[str], *, done: Iterable[str] = ()) -> None:
         self._waiting: dict[str, set[str]] = {}
         self._users: dict[str, list[str]] = defaultdict(list)
-        self._order = {name: module for name, module in _children_first(model) if _hooks(module)}
-        self.processed: list[str] = []
-        for name, module in self._order.items():
-            inside = {_owner(target, tensor) for tensor in _names_in(name, module)} & expected
-            self._waiting[name] = inside
-            for tensor in inside:
+        self._modules = {name: module for name, module in _children_first(model) if _hooks(module)}
+        self._inside: dict[str, list[str]] = {}
+        self._processed: dict[str, None] = dict.fromkeys(done)
+        names = {id(module): name for name, module in self._modules.items()}
+        for name, module in self._modules.items():
+            inner = (id(m) for _, m in _children_first(module) if m is not module)
+            self._inside[name] = [names[i] for i in inner if i in names]
+            self._waiting[name] = {_owner(target, tensor) for tensor in _names_in(name, module)} & expected
+            for tensor in self._waiting[name]:
                 self._users[tensor].append(name)
+
+    @property
+    def processed(self) -> tuple[str, ...]:
+        """The modules that were run, in that order; the root is ``""``."""
+        return tuple(self._processed)
 
     def ready(self, tensor: str) -> None:
         """Note that `tensor` is whole, and run the modules that waited for nothing else."""
@@ -60,16 +73,20 @@ class Completion:
 
     def finish(self) -> None:
         """Run the modules that have not been run, children first."""
-        for name in self._order:
+        for name in self._modules:
             self._run(name)
 
     def _run(self, name: str) -> None:
-        if name in self.processed:
+        if name in self._processed:
             return
-        self.processed.append(name)
+        for inner in self._inside[name]:
+            self._run(inner)
+        self._processed[name] = None
+        module = self._modules[name]
         try:
-            for hook in _hooks(self._order[name]):
-                hook()
+            with _keeping_attributes(module), _on_its_device(module):
+                for hook in _hooks(module):
+                    hook()
         except Exception as error:
             error.add_note(f"while post-processing the module {name or '(root)'!r} after loading its weights")
             raise
@@ -80,11 +97,20 @@ def _names_in(prefix: str, module: nn.Module) -> list[str]:
     return [dot + place.name for place in places(module)]
 
 
-def _children_first(model: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]]:
+def _children_first(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return every module once, after its children, by its first name in module order."""
+    seen: set[nn.Module] = set()
     out: list[tuple[str, nn.Module]] = []
-    for name, child in model.named_children():
-        out += _children_first(child, f"{prefix}.{name}" if prefix else name)
-    return [*out, (prefix, model)]
+
+    def visit(prefix: str, module: nn.Module) -> None:
+        if module not in seen:
+            seen.add(module)
+            for name, child in module.named_children():
+                visit(f"{prefix}.{name}" if prefix else name, child)
+            out.append((prefix, module))
+
+    visit("", model)
+    return out
 
 
 def _hooks(module: nn.Module) -> list[Callable[[], object]]:
@@ -96,6 +122,23 @@ def _hooks(module: nn.Module) -> list[Callable[[], object]]:
     if callable(process):
         hooks.append(lambda: process(module))
     return hooks
+
+
+@contextmanager
+def _keeping_attributes(module: nn.Module) -> Iterator[None]:
+    """Give what was set on a parameter to the one that takes its place inside, unless that says otherwise."""
+    # The attributes alone: a tensor that is held here would not be freed when the hook replaces it.
+    before = [(p.module, p.leaf, vars(p.tensor)) for p in places(module) if vars(p.tensor)]
+    yield
+    for holder, leaf, attributes in before:
+        new: torch.Tensor | None = holder._parameters.get(leaf, holder._buffers.get(leaf))
+        if new is not None and vars(new) is not attributes:
+            vars(new).update({key: value for key, value in attributes.items() if key not in vars(new)})
+
+
+def _on_its_device(module: nn.Module) -> AbstractContextManager[object]:
+    found = next((p.tensor.device for p in places(module) if p.tensor.device.type != "meta"), None)
+    return nullcontext() if found is None else found
 
 
 def _owner(target: Target, name: str) -> str:

@@ -26,7 +26,9 @@ def settle_ties(
     settled, notes = dict(target), []
     for tensor in aliases:
         owner = tensor.alias_of or ""
-        mine, theirs = sources.get(tensor.name), sources.get(owner)
+        mine = sources.get(tensor.name)
+        # Where the owner's own name is not there, the first of its aliases that is there fills it.
+        theirs = sources.setdefault(owner, mine) if mine is not None else None
         if mine is None or theirs is None or mine is theirs or same(mine, theirs):
             continue
         settled[tensor.name] = _untied(tensor)
