@@ -126,8 +126,7 @@ def _built(build: Build, model_config: ModelConfig) -> nn.Module:
 
 def _post_processed(model: nn.Module, report: Report) -> tuple[str, ...]:
     """Run what has not been run, children first; return the names of all modules that it was run of."""
-    completion = Completion(model, describe(model), set())
-    completion.processed += report.post_processed
+    completion = Completion(model, describe(model), set(), done=report.post_processed)
     with torch.no_grad():
         completion.finish()
-    return tuple(completion.processed)
+    return completion.processed

@@ -71,14 +71,14 @@ class DummyModelLoader(BaseModelLoader):
                 completion.finish()
                 refuse_unfilled(model, {})
                 model.eval()
-        return self._report(model_config, target, computed, completion.processed, seconds)
+        return self._report(model_config, target, tuple(computed), completion.processed, seconds)
 
     def _report(
         self,
         model_config: ModelConfig,
         target: Target,
-        computed: list[str],
-        processed: list[str],
+        computed: tuple[str, ...],
+        processed: tuple[str, ...],
         seconds: dict[str, float],
     ) -> Report:
         ties = {t.name: t.alias_of for t in target.values() if t.alias_of is not None}
@@ -98,8 +98,8 @@ class DummyModelLoader(BaseModelLoader):
             executor="none",
             fingerprint="",
             ties=ties,
-            computed=tuple(computed),
-            post_processed=tuple(processed),
+            computed=computed,
+            post_processed=processed,
             warnings=("the weights are not those of the model",),
             seconds=seconds,
         )

@@ -36,10 +36,15 @@ class Share(NamedTuple):
 
 @dataclass(slots=True)
 class _Watched:
-    """A tensor of the model before the loader ran, kept alive so that its memory is no other's."""
+    """Memory of the model, kept alive even if a parameter gets another one, so that its number is not given away."""
 
-    tensor: torch.Tensor
+    alive: torch.Tensor
     contents: Contents
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> _Watched:
+        size = tensor.untyped_storage().nbytes() // tensor.element_size()
+        return cls(tensor.detach(), Contents(dtype_of(tensor.dtype), size))
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -51,11 +56,12 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._model = model
-        self._by_name = {p.name: p.tensor for p in places(model) if p.persistent}
+        self._before: dict[str, int] = {}
         self._memory: dict[int, _Watched] = {}
-        for tensor in self._by_name.values():
-            size = tensor.untyped_storage().nbytes() // tensor.element_size()
-            self._memory.setdefault(key_of(tensor), _Watched(tensor, Contents(dtype_of(tensor.dtype), size)))
+        for place in places(model):
+            if place.persistent:
+                key = self._before[place.name] = key_of(place.tensor)
+                self._memory.setdefault(key, _Watched.of(place.tensor))
         self._offered: dict[int, tuple[str, StorageWeakRef]] = {}
         self._used: set[str] = set()
 
@@ -95,8 +101,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return {p.name: Share(self._written(p.name, p.tensor), p.tensor.numel()) for p in hanging}
 
     def _written(self, name: str, now: torch.Tensor) -> int:
-        before = self._by_name.get(name)
-        if before is None or key_of(now) != key_of(before):
+        if key_of(now) != self._before.get(name):
             return 0 if now.is_meta else now.numel()
         contents = self._memory[key_of(now)].contents
         if contents.lost is not None or contents.base is not None:
