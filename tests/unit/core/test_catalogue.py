@@ -45,7 +45,10 @@ def test_one_name_twice_is_refused_with_both_files() -> None:
 def test_replacing_entries_keeps_what_is_known_of_the_files() -> None:
     old = Catalogue([], format="raw", files=["f"], metadata={"a": "b"}, notes=["first"])
     new = old.replacing([TensorEntry.at("w", F32, (1,), "f", 0)], notes=["second"])
-    assert (list(new), new.files, new.metadata, new.notes) == (["w"], ("f",), {"a": "b"}, ("first", "second"))
+    assert list(new) == ["w"]
+    assert new.files == ("f",)
+    assert dict(new.metadata) == {"a": "b"}
+    assert new.notes == ("first", "second")
 
 
 def test_metadata_cannot_be_changed() -> None:

@@ -9,8 +9,15 @@ from tensorferry.core.dtypes import DTYPES, Cast, DType, Kind, cast_kind, dtype_
 
 @pytest.mark.parametrize(
     ("name", "shape", "nbytes"),
-    [("BOOL", (3,), 3), ("BF16", (2, 3), 12), ("F4", (2, 4), 4), ("F6_E2M3", (4, 4), 12), ("C64", (2,), 16), ("F32", (), 4)],
-)  # fmt: skip
+    [
+        ("BOOL", (3,), 3),
+        ("BF16", (2, 3), 12),
+        ("F4", (2, 4), 4),
+        ("F6_E2M3", (4, 4), 12),
+        ("C64", (2,), 16),
+        ("F32", (), 4),
+    ],
+)
 def test_bytes_of_a_shape(name: str, shape: tuple[int, ...], nbytes: int) -> None:
     assert DTYPES[name].nbytes(shape) == nbytes
 

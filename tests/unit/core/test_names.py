@@ -60,7 +60,7 @@ def test_a_number_with_a_leading_zero_is_text() -> None:
     assert folded("h.00.w", "h.0.w", "h.1.w") == ["h.00.w", "h.{0,1}.w"]
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "*.0", "a.*.b", "0", "0.1.2", "h." + "9" * 5000 + ".w", "a.\0.b", "٣.a"])
+@pytest.mark.parametrize("name", ["", ".", "..", "*.0", "a.*.b", "0", "0.1", "9" * 5000, "a.\0.b", "٣.a"])
 def test_strange_names_are_left_alone(name: str) -> None:
     assert folded(name) == [name]
 
