@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 from tensorferry.config import ReadOptions
 from tensorferry.core.catalogue import Catalogue, TensorEntry
 from tensorferry.core.names import nearest
-from tensorferry.errors import ConfigError, LocateError, PlanError, shown
+from tensorferry.errors import AccessDenied, ConfigError, LocateError, PlanError, shown
 from tensorferry.formats.base import Selection
 from tensorferry.formats.opening import Opened, open_files
 from tensorferry.storage.base import Storage, SupportsMap
@@ -136,8 +136,7 @@ def open_checkpoint(
 
     Raises LocateError (nothing there, or a shard is absent), FormatError (damaged, unsafe, unknown), ConfigError.
     """
-    if not Path(path).exists() and not Path(path).is_symlink():
-        raise LocateError(f"{os.fspath(path)}: there is no such file or folder")
+    _refuse_absent(path)
     opened = open_files(
         path,
         load_format=load_format,
@@ -147,3 +146,14 @@ def open_checkpoint(
         ignore_patterns=ignore_patterns,
     )
     return Checkpoint(opened, options or ReadOptions())
+
+
+def _refuse_absent(path: str | os.PathLike[str]) -> None:
+    where = shown(os.fspath(path), 300)
+    try:
+        there = Path(path).exists() or Path(path).is_symlink()
+    except OSError as error:
+        kind = AccessDenied if isinstance(error, PermissionError) else LocateError
+        raise kind(f"{where}: {error.strerror}") from None
+    if not there:
+        raise LocateError(f"{where}: there is no such file or folder")

@@ -1,13 +1,11 @@
-"""What ``tensorferry inspect`` says: plain data for programs, a table for people."""
+"""What ``tensorferry inspect`` says: plain data for programs, a few lines for people. Imports no torch."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
-
-import typer
+from typing import Any, NamedTuple
 
 from tensorferry.checkpoint import Checkpoint
 from tensorferry.core.catalogue import TensorEntry
@@ -15,75 +13,107 @@ from tensorferry.core.explain import human_bytes
 from tensorferry.core.names import fold
 from tensorferry.errors import shown
 
-__all__ = ["inspection", "inspection_table"]
+__all__ = ["inspection", "inspection_text"]
+
+_NAME_WIDTH = 72
+_METADATA = 8  # pairs that are shown
 
 
 def inspection(checkpoint: Checkpoint, names: str | None = None) -> dict[str, Any]:
-    """Return what `checkpoint` holds. Keys: source, format, selection, files, ignored, metadata, warnings, tensors.
+    """Return what `checkpoint` holds as plain data, whose keys stay as they are.
 
-    files: path, size. tensors: name, dtype, shape, file, offset (bytes in the file), nbytes (of the values), and
-    strides (elements) where the bytes are not row-major. names: a pattern with ``*`` that tensors must match.
+    Keys: source, format, selection, index (its path, or None), files (path, size), ignored (path, reason), metadata,
+    warnings, nbytes (of all values), tensors. Of each tensor: name, dtype, shape, file, offset (bytes from the start
+    of the file), nbytes (of the values), strides (elements; None where they are row-major).
+    names: a pattern with ``*`` that the names of tensors must match.
     """
     selection = checkpoint.selection
     return {
         "source": checkpoint.uri,
         "format": checkpoint.catalogue.format,
         "selection": selection.reason,
+        "index": selection.index_file,
         "files": [{"path": f.path, "size": f.size} for f in selection.files],
         "ignored": [{"path": path, "reason": why} for path, why in selection.ignored],
         "metadata": dict(checkpoint.catalogue.metadata),
         "warnings": list(checkpoint.warnings),
+        "nbytes": checkpoint.catalogue.nbytes,
         "tensors": [_tensor(e) for e in _matching(checkpoint, names)],
     }
 
 
 def _tensor(entry: TensorEntry) -> dict[str, Any]:
     chunk = entry.chunks[0]
-    out: dict[str, Any] = {"name": entry.name, "dtype": entry.dtype.name, "shape": list(entry.shape)}
-    if chunk.span is not None:
-        out |= {"file": chunk.span.file, "offset": chunk.span.offset}
-    out["nbytes"] = entry.nbytes
-    if chunk.strides is not None:
-        out["strides"] = list(chunk.strides)
-    return out
+    return {
+        "name": entry.name,
+        "dtype": entry.dtype.name,
+        "shape": list(entry.shape),
+        "file": chunk.span.file if chunk.span else None,
+        "offset": chunk.span.offset if chunk.span else None,
+        "nbytes": entry.nbytes,
+        "strides": None if chunk.strides is None else list(chunk.strides),
+    }
 
 
-def _matching(checkpoint: Checkpoint, names: str | None) -> Iterable[TensorEntry]:
-    return (e for e in checkpoint.catalogue.values() if names is None or fnmatchcase(e.name, names))
+def _matching(checkpoint: Checkpoint, names: str | None) -> list[TensorEntry]:
+    entries = checkpoint.catalogue.values()
+    return [e for e in entries if names is None or fnmatchcase(e.name, names)]
 
 
-def inspection_table(checkpoint: Checkpoint, names: str | None = None, *, every: bool = False) -> None:
-    """Print what `checkpoint` holds: one line for each sort of tensor, or for each tensor."""
-    catalogue, files = checkpoint.catalogue, checkpoint.selection.files
-    count = f"{len(files)} file" + ("s" if len(files) != 1 else "")
-    typer.echo(
-        f"{checkpoint.uri}: {catalogue.format}, {count}, {len(catalogue):,} tensors, {human_bytes(catalogue.nbytes)}"
-    )
-    typer.echo(f"{checkpoint.selection.reason}")
-    for line in _lines(_matching(checkpoint, names), every=every):
-        typer.echo("  " + line)
-    for path, why in checkpoint.selection.ignored:
-        typer.echo(f"not used: {path} ({why})")
-    for warning in checkpoint.warnings:
-        typer.echo(f"warning: {warning}")
+def inspection_text(checkpoint: Checkpoint, names: str | None = None, *, every: bool = False) -> str:
+    """Return what `checkpoint` holds as lines, one for each sort of tensor, or for each tensor."""
+    catalogue, selection = checkpoint.catalogue, checkpoint.selection
+    count = f"{len(selection.files):,} file{'s' * (len(selection.files) != 1)}"
+    head = f"{catalogue.format}, {count}, {len(catalogue):,} tensors, {human_bytes(catalogue.nbytes)}"
+    lines = [
+        f"{shown(checkpoint.uri, 300)}: {head}",
+        f"files: {shown(selection.reason, 1000)}",
+        *_tensor_lines(_matching(checkpoint, names), every=every),
+        f"types: {_types(catalogue.values())}",
+        *([f"metadata: {_metadata(list(catalogue.metadata.items()))}"] if catalogue.metadata else []),
+        *(f"not used: {shown(path)} ({shown(why)})" for path, why in selection.ignored),
+        *(f"warning: {shown(warning, 1000)}" for warning in checkpoint.warnings),
+    ]
+    return "\n".join(lines)
+
+
+class _Row(NamedTuple):
+    name: str
+    kind: str
+    size: str
+
+
+def _tensor_lines(entries: Sequence[TensorEntry], *, every: bool) -> list[str]:
+    if not entries:
+        return ["  no tensor matches"]
+    rows = [_row([e], e.name) for e in entries] if every else list(_folded(entries))
+    width = min(max(len(row.name) for row in rows), _NAME_WIDTH)
+    kinds = max(len(row.kind) for row in rows)
+    return [f"  {row.name:<{width}}  {row.kind:<{kinds}}  {row.size:>10}" for row in rows]
+
+
+def _folded(entries: Iterable[TensorEntry]) -> Iterable[_Row]:
+    sorts: dict[tuple[str, tuple[int, ...]], dict[str, TensorEntry]] = {}
+    for entry in entries:
+        sorts.setdefault((entry.dtype.name, entry.shape), {})[entry.name] = entry
+    for members in sorts.values():
+        for folded in fold(members):
+            yield _row([members[name] for name in folded.names], folded.text)
+
+
+def _row(entries: Sequence[TensorEntry], name: str) -> _Row:
+    many = f"{len(entries):,} x " if len(entries) > 1 else ""
+    kind = f"{many}{entries[0].dtype.name} {list(entries[0].shape)}"
+    return _Row(shown(name, 200), kind, human_bytes(sum(e.nbytes for e in entries)))
+
+
+def _types(entries: Iterable[TensorEntry]) -> str:
     types = Counter[str]()
-    for entry in catalogue.values():
+    for entry in entries:
         types[entry.dtype.name] += entry.nbytes
-    typer.echo("types: " + (", ".join(f"{name} {human_bytes(n)}" for name, n in types.most_common()) or "none"))
+    return ", ".join(f"{name} {human_bytes(n)}" for name, n in types.most_common()) or "none"
 
 
-def _lines(entries: Iterable[TensorEntry], *, every: bool) -> Iterable[str]:
-    groups: dict[tuple[str, tuple[int, ...]], list[TensorEntry]] = {}
-    for number, entry in enumerate(entries):
-        key = (entry.dtype.name, entry.shape)
-        groups.setdefault((f"{key[0]}#{number}", key[1]) if every else key, []).append(entry)
-    rows = []
-    for (dtype, shape), members in groups.items():
-        size = {e.name: e.nbytes for e in members}
-        for folded in fold(size):
-            total = human_bytes(sum(size[n] for n in folded.names))
-            many = f"{len(folded.names)} x " if len(folded.names) > 1 else ""
-            rows.append((shown(folded.text, 200), f"{many}{dtype.partition('#')[0]} {list(shape)}", total))
-    width = min(max((len(r[0]) for r in rows), default=0), 72)
-    kinds = max((len(r[1]) for r in rows), default=0)
-    return [f"{name:<{width}}  {kind:<{kinds}}  {total:>10}" for name, kind, total in rows]
+def _metadata(pairs: Sequence[tuple[str, str]]) -> str:
+    more = f", and {len(pairs) - _METADATA:,} more" if len(pairs) > _METADATA else ""
+    return ", ".join(f"{shown(key, 60)} = {shown(value, 60)}" for key, value in pairs[:_METADATA]) + more

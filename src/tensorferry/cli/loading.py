@@ -1,0 +1,48 @@
+"""What ``tensorferry plan`` and ``tensorferry load`` do, with the model that config.json names. Imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from tensorferry.api import Prepared, prepare, run
+from tensorferry.checkpoint import open_checkpoint
+from tensorferry.compat.transformers import build_model
+from tensorferry.core.plan import Plan, Strictness
+from tensorferry.progress import Progress
+from tensorferry.report import Report
+from tensorferry.verify import verify_files
+
+__all__ = ["load_checkpoint", "plan_checkpoint"]
+
+
+def plan_checkpoint(path: Path, *, dtype: str | None, strict: Strictness, **opening: Any) -> Plan:
+    """Return the plan of loading `path` into the model that its config.json names. Reads headers only."""
+    with _prepared(path, dtype, strict, opening) as (_, prepared):
+        return prepared.plan
+
+
+def load_checkpoint(
+    path: Path, *, device: str, dtype: str | None, strict: Strictness, verify: bool, progress: Progress, **opening: Any
+) -> Report:
+    """Load `path` into the model that its config.json names, drop the model, and return the report."""
+    with _prepared(path, dtype, strict, opening) as (model, prepared):
+        prepared.plan.raise_for_problems()
+        if verify:
+            prepared = replace(prepared, verified=verify_files(prepared.checkpoint, progress=progress).summary)
+        return run(model, prepared, device=device, strict=strict, progress=progress)
+
+
+@contextmanager
+def _prepared(
+    path: Path, dtype: str | None, strict: Strictness, opening: dict[str, Any]
+) -> Iterator[tuple[nn.Module, Prepared]]:
+    with open_checkpoint(path, **opening) as checkpoint:
+        model, notes = build_model(path, checkpoint.catalogue, subfolder=opening.get("subfolder"), dtype=dtype)
+        prepared = prepare(model, checkpoint, strict=strict)
+        yield model, replace(prepared, notes=(*notes, *prepared.notes))
