@@ -6,8 +6,9 @@ Names are renamed by transformers' own mapping; what converters do is worked out
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -36,7 +37,8 @@ def adapt(model: nn.Module, catalogue: Catalogue) -> Adapted | None:
     if not isinstance(model, PreTrainedModel):
         return None
     target = describe(model)
-    names = _Names.of(model, catalogue, target)
+    mapping = internals.mapping_of(model)
+    names = _Names.of(model, mapping, catalogue, target)
     shapes = {entry.name: entry.shape for entry in catalogue.values()}
     layout = Layout()
     for group in names.groups.values():
@@ -45,7 +47,7 @@ def adapt(model: nn.Module, catalogue: Catalogue) -> Adapted | None:
     rules = [*_drops(model, names.unknown), *names.places(), *_routes(layout), *layout.joins]
     ignored = internals.ignored_when_missing(model)
     may_miss = tuple(n for n in target if ignored is not None and ignored.search(n) and "{" not in n)
-    return Adapted(target, RuleSet(*rules), finish, may_miss, names.notes)
+    return Adapted(target, RuleSet(*rules), partial(finish, mapping), may_miss, names.notes)
 
 
 @dataclass
@@ -62,16 +64,14 @@ class _Names:
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, model: nn.Module, catalogue: Catalogue, target: Target) -> _Names:
+    def of(cls, model: nn.Module, mapping: Sequence[Any], catalogue: Catalogue, target: Target) -> _Names:
         """Rename every entry as transformers does."""
         names = cls()
-        mapping = internals.mapping_of(model)
         rename = internals.renamer(model, mapping, target)
         bare = _unwrapped(catalogue, target, names)
         for short in internals.natural_order(bare):
             renamed, converter, pattern = rename(short)
             names._note(bare[short], renamed, converter, pattern, target)
-        internals.keep_conversions(model, mapping)
         return names
 
     def _note(self, entry: str, renamed: str, converter: Any, pattern: str, target: Target) -> None:

@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from tensorferry.compat.transformers import internals
+from tensorferry.core.names import fold
+from tensorferry.errors import FinalizeError
 from tensorferry.modules.describe import Place, places
 
 __all__ = ["finish"]
 
 
-def finish(model: nn.Module, device: torch.device) -> list[str]:
+def finish(mapping: Sequence[Any], model: nn.Module, device: torch.device) -> list[str]:
     """Give values to everything that is still on meta, settle the ties, and return the names of what was computed.
 
     On meta are the non-persistent buffers, and parameters that were allowed to be missing; the model's own
-    initialization fills both, and leaves alone what came from the checkpoint.
+    initialization fills both, and leaves alone what came from the checkpoint. `mapping`: the conversions by which
+    names were found. Raises FinalizeError for a tensor that the initialization leaves out.
     """
+    internals.keep_conversions(model, mapping)
     hanging = {place.name: place for place in places(model)}
     _note_untied(model, hanging)
     empty = [place for place in hanging.values() if place.tensor.device.type == "meta"]
-    if not empty:
-        return []
     for place in hanging.values():
         if place.tensor.device.type != "meta":
             internals.flag_filled(place.tensor)
-    _materialize(empty, device)
-    internals.initialize(model)
+    if empty:
+        _materialize(empty, device)
+        internals.initialize(model)
+        _refuse_uncomputed(model, {place.name for place in empty})
     internals.retie(model, internals.tied_names(model))
     return [place.name for place in empty]
 
@@ -39,11 +44,35 @@ def _materialize(empty: list[Place], device: torch.device) -> None:
         tensor = made.get(id(place.tensor))
         if tensor is None:
             tensor = torch.empty_like(place.tensor.detach(), device=device)
+            tensor.fill_(_unlikely(tensor.dtype))
             if place.is_parameter:
                 tensor = nn.Parameter(tensor, requires_grad=place.tensor.requires_grad)
             made[id(place.tensor)] = tensor
         hung: dict[str, Any] = place.module._parameters if place.is_parameter else place.module._buffers
         hung[place.leaf] = tensor
+
+
+def _unlikely(dtype: torch.dtype) -> float | int:
+    """Return a value by which a tensor is known that nothing was computed for."""
+    if dtype.is_floating_point or dtype.is_complex:
+        return float("nan")
+    return 0 if dtype == torch.bool else torch.iinfo(dtype).max - 5
+
+
+def _refuse_uncomputed(model: nn.Module, names: set[str]) -> None:
+    left = []
+    for place in places(model):
+        tensor, unlikely = place.tensor, _unlikely(place.tensor.dtype)
+        if place.name in names and tensor.numel() and tensor.dtype != torch.bool:
+            untouched = tensor.isnan() if unlikely != unlikely else tensor == unlikely
+            if bool(untouched.all()):
+                left.append(place.name)
+    if left:
+        folded = ", ".join(f.text for f in fold(left)[:8])
+        raise FinalizeError(
+            f"no checkpoint holds {folded}, and {type(model).__name__} does not compute it when it initializes its "
+            "weights: build the model on a real device and use tensorferry.load"
+        )
 
 
 def _note_untied(model: nn.Module, hanging: dict[str, Place]) -> None:
