@@ -95,6 +95,10 @@ class _Planner:
     def _send(self, entry: TensorEntry, to: Destination) -> None:
         tensor = self.target.get(to.into)
         if tensor is None:
+            common = COMMON_LEFTOVERS.route(to.into)
+            if common is not None and common.ignorable:
+                self.dropped.append(Dropped(entry.name, common.ignorable))
+                return
             meant = "" if to.into == entry.name else f"a rule sends it to {to.into}, which the model does not have"
             self.leftovers.append((entry.name, meant))
             return

@@ -16,12 +16,15 @@ def unwrapping(names: Collection[str], wanted: Collection[str]) -> tuple[RuleSet
     """Return rules that strip wrapper prefixes from `names`, and what they strip; None where none is to be stripped.
 
     A prefix goes only where every name has it and more of the names are `wanted` without it, so a real sub-module
-    called ``module`` stays. Inner ``_orig_mod.`` components go together with the outer ones.
+    called ``module`` stays. Inner ``_orig_mod.`` components go together with the outer ones. Names with braces, which
+    no module can have, cannot be written as rules; where one is there, nothing is stripped.
 
     >>> unwrapping(["module.a.w", "module.a.b"], {"a.w", "a.b"})[1]
     'module.'
     """
     bare = dict.fromkeys(names)
+    if any("{" in name or "}" in name for name in bare):
+        return None
     stripped = {name: _strip(name) for name in bare}
     outer = _common_prefix(bare)
     if outer:

@@ -13,7 +13,7 @@ from torch import nn
 from tensorferry.core.names import fold
 from tensorferry.core.target import Target
 from tensorferry.errors import FinalizeError
-from tensorferry.modules.describe import places
+from tensorferry.modules.describe import owner_of, places
 
 __all__ = ["Completion", "DerivesBuffers", "PostProcesses", "derive_buffers", "refuse_unfilled"]
 
@@ -55,7 +55,7 @@ class Completion:
         for name, module in self._modules.items():
             inner = (id(m) for _, m in _children_first(module) if m is not module)
             self._inside[name] = [names[i] for i in inner if i in names]
-            self._waiting[name] = {_owner(target, tensor) for tensor in _names_in(name, module)} & expected
+            self._waiting[name] = {owner_of(target, tensor) for tensor in _names_in(name, module)} & expected
             for tensor in self._waiting[name]:
                 self._users[tensor].append(name)
 
@@ -139,11 +139,6 @@ def _keeping_attributes(module: nn.Module) -> Iterator[None]:
 def _on_its_device(module: nn.Module) -> AbstractContextManager[object]:
     found = next((p.tensor.device for p in places(module) if p.tensor.device.type != "meta"), None)
     return nullcontext() if found is None else found
-
-
-def _owner(target: Target, name: str) -> str:
-    tensor = target.get(name)
-    return (tensor.alias_of if tensor is not None else None) or name
 
 
 def derive_buffers(model: nn.Module, device: torch.device) -> list[str]:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from tensorferry.core.target import Target
-from tensorferry.modules.describe import Place, identity_of, places
+from tensorferry.modules.describe import Place, identity_of, owner_of, places
 
 __all__ = ["Materialized"]
 
@@ -39,9 +39,8 @@ class Materialized(Mapping[str, torch.Tensor]):
         self.touched = False
         """Whether any tensor was looked up, and so may have been written to."""
         for place in places(model):
-            tensor = target.get(place.name)
-            if tensor is not None:
-                self._places[tensor.alias_of or place.name].append(place)
+            if place.name in target:
+                self._places[owner_of(target, place.name)].append(place)
         self._names = list(self._places)
         owners: dict[object, str] = {}
         for owner, hanging in self._places.items():

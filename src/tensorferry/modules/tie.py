@@ -6,10 +6,15 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tensorferry.core.catalogue import Catalogue, TensorEntry
-from tensorferry.core.ruleset import RuleSet
-from tensorferry.core.target import Slot, Target, TargetTensor
+from tensorferry.core.ruleset import Destination, RuleSet
+from tensorferry.core.target import Target, TargetTensor
+from tensorferry.modules.describe import owner_of
 
 __all__ = ["settle_ties"]
+
+
+_Part = tuple[str, tuple[int, ...] | None]
+"""The slot that an entry feeds, and which of the inputs that are joined into it the entry is."""
 
 
 def settle_ties(
@@ -17,38 +22,39 @@ def settle_ties(
 ) -> tuple[Target, list[str]]:
     """Return `target` with ties taken apart where the checkpoint has different values, and what to tell of it.
 
-    same: whether two entries hold the same values; only asked where a checkpoint holds both names of a tie.
+    same: whether two entries hold the same values; only asked where a checkpoint holds several names of a tie. A
+    tensor that is untied takes entries as its owner did.
     """
-    aliases = [t for t in target.values() if t.alias_of is not None]
-    if not aliases:
+    owners = {t.name: owner_of(target, t.name) for t in target.values() if t.alias_of is not None}
+    if not owners:
         return target, []
-    sources = _sources(catalogue, rules, {t.name for t in aliases} | {t.alias_of for t in aliases if t.alias_of})
+    sources = _sources(catalogue, rules, {*owners, *owners.values()})
     settled, notes = dict(target), []
-    for tensor in aliases:
-        owner = tensor.alias_of or ""
-        mine = sources.get(tensor.name)
-        # Where the owner's own name is not there, the first of its aliases that is there fills it.
-        theirs = sources.setdefault(owner, mine) if mine is not None else None
-        if mine is None or theirs is None or mine is theirs or same(mine, theirs):
+    for name, owner in owners.items():
+        mine = sources.get(name)
+        if mine is None:
             continue
-        settled[tensor.name] = _untied(tensor)
+        # Where the owner's own name is not there, the first of its aliases that is there fills it.
+        theirs = sources.setdefault(owner, mine)
+        if all(theirs.get(part, entry) is entry or same(entry, theirs[part]) for part, entry in mine.items()):
+            continue
+        settled[name] = _untied(target[name], target[owner])
         notes.append(
-            f"the model ties {tensor.name} to {owner}, but the checkpoint holds different values for them: "
+            f"the model ties {name} to {owner}, but the checkpoint holds different values for them: "
             "both are loaded, untied"
         )
     return settled, notes
 
 
-def _sources(catalogue: Catalogue, rules: RuleSet, wanted: set[str]) -> dict[str, TensorEntry]:
-    found: dict[str, TensorEntry] = {}
+def _sources(catalogue: Catalogue, rules: RuleSet, wanted: set[str]) -> dict[str, dict[_Part, TensorEntry]]:
+    found: dict[str, dict[_Part, TensorEntry]] = {}
     for entry in catalogue.values():
         route = rules.route(entry.name)
-        names = [d.into for d in route.to] if route is not None else [entry.name]
-        for name in names:
-            if name in wanted:
-                found.setdefault(name, entry)
+        for to in route.to if route is not None else (Destination(entry.name, "", None),):
+            if to.into in wanted:
+                found.setdefault(to.into, {}).setdefault((to.slot, to.order), entry)
     return found
 
 
-def _untied(tensor: TargetTensor) -> TargetTensor:
-    return replace(tensor, alias_of=None, slots={"": Slot.whole(tensor.shape)})
+def _untied(tensor: TargetTensor, owner: TargetTensor) -> TargetTensor:
+    return replace(tensor, alias_of=None, slots=owner.slots, default=owner.default, absent=owner.absent)
