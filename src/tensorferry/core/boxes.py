@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
+from operator import add, lt, sub
 
 __all__ = ["Box", "Region", "Shape", "strides_of"]
 
@@ -43,12 +44,12 @@ class Box:
 
     @property
     def shape(self) -> Shape:
-        return tuple(b - a for a, b in zip(self.start, self.stop, strict=True))
+        return tuple(map(sub, self.stop, self.start))
 
     @property
     def size(self) -> int:
         """Number of elements."""
-        return prod(self.shape)
+        return prod(map(sub, self.stop, self.start))
 
     @property
     def slices(self) -> tuple[slice, ...]:
@@ -63,18 +64,15 @@ class Box:
         """
         start = tuple(map(max, self.start, other.start))
         stop = tuple(map(min, self.stop, other.stop))
-        return Box(start, stop) if all(a < b for a, b in zip(start, stop, strict=True)) else None
+        return Box(start, stop) if all(map(lt, start, stop)) else None
 
     def shift(self, by: Sequence[int]) -> Box:
         """Return this box moved by `by` elements along each dimension."""
-        return Box(
-            tuple(a + d for a, d in zip(self.start, by, strict=True)),
-            tuple(b + d for b, d in zip(self.stop, by, strict=True)),
-        )
+        return Box(tuple(map(add, self.start, by)), tuple(map(add, self.stop, by)))
 
     def relative_to(self, origin: Box) -> Box:
         """Return this box in the coordinates of `origin`, which holds it."""
-        return self.shift(tuple(-a for a in origin.start))
+        return Box(tuple(map(sub, self.start, origin.start)), tuple(map(sub, self.stop, origin.start)))
 
     def inside(self, shape: Sequence[int]) -> bool:
         """Whether this is a box of a tensor of `shape`: same rank, ordered, nothing outside."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
@@ -118,6 +118,12 @@ class Catalogue(Mapping[str, TensorEntry]):
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def items(self) -> ItemsView[str, TensorEntry]:
+        return self._entries.items()
+
+    def values(self) -> ValuesView[TensorEntry]:
+        return self._entries.values()
 
     def __repr__(self) -> str:
         return f"<Catalogue {self.format}: {len(self)} tensors, {self.nbytes:,} bytes, {len(self.files)} files>"

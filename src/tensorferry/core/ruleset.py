@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 from typing import NamedTuple
 
@@ -40,7 +40,7 @@ class Route(NamedTuple):
 class RuleSet:
     """Rules in order; the first whose source matches a name decides. Immutable."""
 
-    __slots__ = ("_exact", "_fixed", "_memo", "_patterns", "_stand_in", "rules")
+    __slots__ = ("_exact", "_fixed", "_memo", "_patterns", "_routers", "_stand_in", "rules")
 
     def __init__(self, *rules: Rule) -> None:
         r.check(rules)
@@ -55,6 +55,7 @@ class RuleSet:
                     self._exact.setdefault(source, (n, k))
         self._fixed = _fixed_numbers(pattern for rule in rules for pattern in r.sources(rule))
         self._stand_in = "." + next(str(n) for n in count() if str(n) not in (self._fixed or ()))
+        self._routers: dict[tuple[int, int], Callable[[str], Route]] = {}
         self._memo: dict[str, tuple[int, int] | None] = {}
 
     def __or__(self, other: RuleSet) -> RuleSet:
@@ -82,15 +83,11 @@ class RuleSet:
         found = self._find(name)
         if found is None:
             return None
-        rule = self.rules[found[0]]
-        if isinstance(rule, Drop):
-            return Route(dropped=rule.why)
-        if isinstance(rule, Ignore):
-            return Route(ignorable=rule.why)
-        source = r.sources(rule)[found[1]]
-        matched = r.compiled(source).fullmatch(name) if r.placeholders(source) else None
-        values = matched.groupdict() if matched else {}
-        return Route(tuple(_destination(rule, found[1], part, values) for part in r.destinations(rule)))
+        try:
+            router = self._routers[found]
+        except KeyError:
+            router = self._routers[found] = _router(self.rules[found[0]], found[1])
+        return router(name)
 
     def explain(self, names: Iterable[str]) -> list[str]:
         """Return one line for each kind of name: what becomes of it, layer numbers folded.
@@ -146,12 +143,42 @@ def _fixed_numbers(patterns: Iterable[str]) -> frozenset[str] | None:
     return frozenset(every)
 
 
-def _destination(rule: Rule, source: int, part: Part, values: Mapping[str, str]) -> Destination:
-    into, slot = r.filled(part.into, values), r.filled(part.slot, values)
+def _router(rule: Rule, source: int) -> Callable[[str], Route]:
+    """Return what tells, of a name that matched one source of a rule, where it goes."""
+    match rule:
+        case Drop(_, why):
+            return _always(Route(dropped=why))
+        case Ignore(_, why):
+            return _always(Route(ignorable=why))
+    text = r.sources(rule)[source]
+    makers = [_maker(rule, source, part) for part in r.destinations(rule)]
+    if not r.placeholders(text):
+        return _always(Route(tuple(make({}) for make in makers)))
+    pattern = r.compiled(text)
+
+    def router(name: str) -> Route:
+        matched = pattern.fullmatch(name)
+        values = matched.groupdict() if matched else {}
+        return Route(tuple([make(values) for make in makers]))
+
+    return router
+
+
+def _always(route: Route) -> Callable[[str], Route]:
+    return lambda name: route
+
+
+def _maker(rule: Rule, source: int, part: Part) -> Callable[[Mapping[str, str]], Destination]:
+    into, slot = r.format_of(part.into), r.format_of(part.slot)
     if not isinstance(rule, Join):
-        return Destination(into, slot, part.via)
-    order = tuple(int(values[name]) for name in r.open_numbers(rule))
-    return Destination(into, slot, part.via, (source, *order), len(rule.sources))
+        return lambda values: Destination(into.format_map(values), slot.format_map(values), part.via)
+    numbers, sources = r.open_numbers(rule), len(rule.sources)
+
+    def make(values: Mapping[str, str]) -> Destination:
+        order = (source, *(int(values[name]) for name in numbers))
+        return Destination(into.format_map(values), slot.format_map(values), part.via, order, sources)
+
+    return make
 
 
 def _said(route: Route | None) -> str:
