@@ -156,7 +156,11 @@ def test_eager_reads_files_from_end_to_end_in_order_and_nothing_twice(storage: W
         assert taken(ahead, "one", 70, 20) == bytes(range(70, 90))
         assert taken(ahead, "two", 0, 50) == bytes(range(100, 150))
     ahead.correct(counters := Counters())
-    assert storage.reads == [("one", at, 20) for at in range(0, 100, 20)] + [("two", 0, 20), ("two", 20, 20), ("two", 40, 10)]
+    assert storage.reads == [("one", at, 20) for at in range(0, 100, 20)] + [
+        ("two", 0, 20),
+        ("two", 20, 20),
+        ("two", 40, 10),
+    ]
     assert (counters.bytes_read, counters.reads) == (150, 8)
     assert counters.staging_peak <= 40
 
