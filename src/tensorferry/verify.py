@@ -73,7 +73,8 @@ class Verified:
 
     def __str__(self) -> str:
         source = shown(self.source, 300)
-        lines = [f"{source}: {self.tensors:,} tensors, {human_bytes(self.nbytes)} ({self.format}); {self.summary}"]
+        count = f"{self.tensors:,} tensor" + "s" * (self.tensors != 1)
+        lines = [f"{source}: {count}, {human_bytes(self.nbytes)} ({self.format}); {self.summary}"]
         lines += [f"  {f.sha256}  {shown(f.path)}" + (f"  = {f.against}" if f.against else "") for f in self.files]
         return "\n".join([*lines, *(f"  warning: {shown(w, 1000)}" for w in self.warnings)])
 

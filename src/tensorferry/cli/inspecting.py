@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
@@ -63,8 +63,8 @@ def _matching(checkpoint: Checkpoint, names: str | None) -> list[TensorEntry]:
 def inspection_text(checkpoint: Checkpoint, names: str | None = None, *, every: bool = False) -> str:
     """Return what `checkpoint` holds as lines, one for each sort of tensor, or for each tensor."""
     catalogue, selection = checkpoint.catalogue, checkpoint.selection
-    count = f"{len(selection.files):,} file{'s' * (len(selection.files) != 1)}"
-    head = f"{catalogue.format}, {count}, {len(catalogue):,} tensors, {human_bytes(catalogue.nbytes)}"
+    counts = f"{_counted(selection.files, 'file')}, {_counted(catalogue, 'tensor')}"
+    head = f"{catalogue.format}, {counts}, {human_bytes(catalogue.nbytes)}"
     lines = [
         f"{shown(checkpoint.uri, 300)}: {head}",
         f"files: {shown(selection.reason, 1000)}",
@@ -75,6 +75,10 @@ def inspection_text(checkpoint: Checkpoint, names: str | None = None, *, every: 
         *(f"warning: {shown(warning, 1000)}" for warning in checkpoint.warnings),
     ]
     return "\n".join(lines)
+
+
+def _counted(things: Sized, what: str) -> str:
+    return f"{len(things):,} {what}" + "s" * (len(things) != 1)
 
 
 class _Row(NamedTuple):

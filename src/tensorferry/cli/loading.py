@@ -8,12 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from tensorferry.api import Prepared, prepare, run
 from tensorferry.checkpoint import open_checkpoint
 from tensorferry.compat.transformers import build_model
 from tensorferry.core.plan import Plan, Strictness
+from tensorferry.errors import ConfigError
 from tensorferry.progress import Progress
 from tensorferry.report import Report
 from tensorferry.verify import verify_files
@@ -31,11 +33,20 @@ def load_checkpoint(
     path: Path, *, device: str, dtype: str | None, strict: Strictness, verify: bool, progress: Progress, **opening: Any
 ) -> Report:
     """Load `path` into the model that its config.json names, drop the model, and return the report."""
+    _refuse_unusable(device)
     with _prepared(path, dtype, strict, opening) as (model, prepared):
         prepared.plan.raise_for_problems()
         if verify:
             prepared = replace(prepared, verified=verify_files(prepared.checkpoint, progress=progress).summary)
         return run(model, prepared, device=device, strict=strict, progress=progress)
+
+
+def _refuse_unusable(device: str) -> None:
+    """Raise ConfigError for a device that torch does not know or this machine does not have."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for CUDA
+        raise ConfigError(f"device {device!r} cannot be used: {str(error).partition(chr(10))[0]}") from None
 
 
 @contextmanager
