@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tensorferry.checkpoint import Checkpoint, open_checkpoint
-from tensorferry.config import ReadOptions
+from tensorferry.config import LoadConfig, ModelConfig, ReadOptions
 from tensorferry.core import (
     Box,
     Catalogue,
@@ -49,23 +49,28 @@ if TYPE_CHECKING:
     from tensorferry.api import load, plan
     from tensorferry.compat.transformers import load_model
     from tensorferry.execute import Feeder
+    from tensorferry.loaders import BaseModelLoader, DefaultModelLoader, get_model_loader, register_model_loader
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AccessDenied",
+    "BaseModelLoader",
     "Box",
     "Catalogue",
     "Checkpoint",
     "ConfigError",
     "CorruptFile",
+    "DefaultModelLoader",
     "Drop",
     "Feeder",
     "FinalizeError",
     "FormatError",
     "Ignore",
     "Join",
+    "LoadConfig",
     "LocateError",
+    "ModelConfig",
     "Place",
     "Plan",
     "PlanError",
@@ -86,18 +91,24 @@ __all__ = [
     "UnsafeFile",
     "UnsupportedDtype",
     "Verified",
+    "get_model_loader",
     "load",
     "load_model",
     "open_checkpoint",
     "plan",
+    "register_model_loader",
     "verify",
 ]
 
 _LAZY = {
+    "BaseModelLoader": "tensorferry.loaders",
+    "DefaultModelLoader": "tensorferry.loaders",
     "Feeder": "tensorferry.execute",
+    "get_model_loader": "tensorferry.loaders",
     "load": "tensorferry.api",
     "load_model": "tensorferry.compat.transformers",
     "plan": "tensorferry.api",
+    "register_model_loader": "tensorferry.loaders",
 }
 
 

@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from types import MappingProxyType
 from typing import Any, Literal, Self, TypeVar, cast, get_args
 
 from tensorferry.core.names import nearest
@@ -90,14 +89,14 @@ class LoadConfig:
     strictness: Strictness = field(default_factory=Strictness)
     read: ReadOptions = field(default_factory=ReadOptions)
     own_loader: OwnLoader = "trace"
-    options: Mapping[str, Any] = field(default_factory=dict)  # Any: each loader has its own; see `options_of`
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)  # Any: each loader has its own
 
     def __post_init__(self) -> None:
         self._set("load_format", _text("load_format", self.load_format).lower())
         self._set("download_dir", _path("download_dir", self.download_dir))
         self._set("device", _device(self.device))
         self._set("ignore_patterns", _patterns("ignore_patterns", self.ignore_patterns))
-        self._set("options", MappingProxyType(_named_options(self.options)))
+        self._set("options", _named_options(self.options))
         _one_of("strategy", self.strategy, get_args(Strategy))
         _one_of("own_loader", self.own_loader, get_args(OwnLoader))
         _is("threads", self.threads, int, "a number of threads")

@@ -79,6 +79,12 @@ def test_run_06_an_option_that_has_no_effect_is_an_error(tmp_path: Path) -> None
             get_model_loader(LoadConfig(load_format=load_format, options={option: 1}))
 
 
+def test_run_06_a_quantization_that_nobody_does_is_an_error(tmp_path: Path) -> None:
+    write_safetensors(tmp_path / "model.safetensors", {"weight": ar(1, 2)})
+    with pytest.raises(ConfigError, match="quantization 'awq': models are built unquantized here"):
+        DefaultModelLoader().load_model(ModelConfig(str(tmp_path), quantization="awq"))
+
+
 def test_a_model_is_untouched_when_its_checkpoint_does_not_fit(tmp_path: Path) -> None:
     write_safetensors(tmp_path / "model.safetensors", {"weight": ar(1, 2), "bias": ar(3)})
     model = nn.Linear(2, 1)

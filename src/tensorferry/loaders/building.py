@@ -10,6 +10,7 @@ from torch import nn
 
 from tensorferry.config import ModelConfig
 from tensorferry.core.catalogue import Catalogue
+from tensorferry.errors import ConfigError
 
 __all__ = ["NO_WEIGHTS", "from_config"]
 
@@ -26,6 +27,11 @@ def from_config(path: Path, model_config: ModelConfig, catalogue: Catalogue = NO
 
     catalogue: of its weights, where they are known. Raises ConfigError, UnsafeFile, LocateError.
     """
+    if model_config.quantization is not None:
+        raise ConfigError(
+            f"quantization {model_config.quantization!r}: models are built unquantized here; pass build= to "
+            "quantize, or leave it out"
+        )
     model: nn.Module
     model, notes = import_module(_BUILDER).build_model(
         path,

@@ -117,7 +117,11 @@ class DefaultModelLoader(BaseModelLoader):
         checkpoint = self._opened(self.sources_of(model_config, model))
         if not filters:
             return checkpoint, {}
-        return sieve(checkpoint, lambda name: all(wanted(name) for wanted in filters))
+        try:
+            return sieve(checkpoint, lambda name: all(wanted(name) for wanted in filters))
+        except BaseException:
+            checkpoint.close()
+            raise
 
     def _opened(self, wanted: list[sources.Source]) -> Checkpoint:
         return open_sources(wanted, self.load_config, self._format, halved(self.load_config))

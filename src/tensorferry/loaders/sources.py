@@ -90,10 +90,8 @@ def open_sources(sources: Sequence[Source], config: LoadConfig, load_format: str
     return Checkpoint(joined, options)
 
 
-def sieve(checkpoint: Checkpoint, wanted: NameFilter | None) -> tuple[Checkpoint, dict[str, str]]:
+def sieve(checkpoint: Checkpoint, wanted: NameFilter) -> tuple[Checkpoint, dict[str, str]]:
     """Return the checkpoint without the entries that are not `wanted`, and why each of those was dropped."""
-    if wanted is None:
-        return checkpoint, {}
     kept = [entry for entry in checkpoint.catalogue.values() if wanted(entry.name)]
     names = {entry.name for entry in kept}
     dropped = dict.fromkeys((n for n in checkpoint.catalogue if n not in names), "left out by weight_name_filter")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -58,7 +59,7 @@ def test_dtypes_have_their_usual_other_names(given: str | None, meant: str | Non
         ({"options": [1]}, "a mapping from names to values is expected"),
         ({"strictness": "strict"}, "strictness 'strict': a Strictness is expected"),
         ({"strictness": {"missing": "shrug"}}, "strictness.missing 'shrug': one of error, warn is expected"),
-        ({"strictness": {"mising": "warn"}}, "strictness has no option 'mising'; did you mean 'missing'?"),
+        ({"strictness": {"missings": "warn"}}, "strictness has no option 'missings'; did you mean 'missing'?"),
         ({"strictness": {"may_miss": "a.b"}}, "a tuple of names in rule notation is expected"),
         ({"read": {"max_read": "16M"}}, "max_read must be a number, not '16M'"),
         ({"read": {"buffer": 1}}, "it takes max_staging, max_read, max_gap, waste, threads"),
@@ -105,13 +106,19 @@ def test_two_numbers_of_threads_contradict_each_other() -> None:
         ({"model": "m", "dtype": "int8"}, "dtype 'int8': one of auto, float16"),
         ({"model": "m", "revision": 1}, "revision 1: text is expected, not int"),
         ({"model": "m", "trust_remote_code": "yes"}, "trust_remote_code 'yes': true or false is expected"),
-        ({"model": "m", "revison": "main"}, "did you mean 'revision'?"),
+        ({"model": "m", "revisions": "main"}, "did you mean 'revision'?"),
     ],
 )
 def test_a_model_is_described_without_nonsense(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         ModelConfig.from_dict(options)
     assert message in str(refused.value)
+
+
+def test_settings_travel_between_processes_and_serve_as_keys() -> None:
+    config = LoadConfig(options={"seed": 1}, ignore_patterns=["*.bin"])
+    assert pickle.loads(pickle.dumps(config)) == config
+    assert {config: 1}[LoadConfig(options={"seed": 1}, ignore_patterns=["*.bin"])] == 1
 
 
 def test_settings_need_no_torch() -> None:

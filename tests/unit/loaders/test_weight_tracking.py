@@ -144,14 +144,14 @@ def test_a_tensor_that_nothing_looks_at_is_unexpected(how: str, tmp_path: Path) 
 
 
 @BOTH
-def test_a_misspelt_name_is_offered_for_the_parameter_that_waits(how: str, tmp_path: Path) -> None:
+def test_a_similar_name_is_offered_for_the_parameter_that_waits(how: str, tmp_path: Path) -> None:
     def by_name(model: Attention, weights: Weights) -> None:
         for name, tensor in weights:
             if name in WEIGHTS:
                 model.put(name, tensor)
 
-    weights = {**{k: v for k, v in WEIGHTS.items() if k != "norm.weight"}, "norm.weigth": ar(4)}
-    with pytest.raises(PlanError, match=r"norm\.weight.*did you mean norm\.weigth\?"):
+    weights = {**{k: v for k, v in WEIGHTS.items() if k != "norm.weight"}, "norm.weights": ar(4)}
+    with pytest.raises(PlanError, match=r"norm\.weight.*did you mean norm\.weights\?"):
         load(tmp_path, by_name, how, weights=weights)
 
 
