@@ -12,12 +12,12 @@ from tensorferry.core.names import nearest
 from tensorferry.core.plan import Strictness, Treatment
 from tensorferry.errors import ConfigError, shown
 
-__all__ = ["LoadConfig", "ModelConfig", "OwnLoader", "ReadOptions", "Strategy", "options_of"]
+__all__ = ["LoadConfig", "ModelConfig", "LoaderUse", "ReadOptions", "Strategy", "options_of"]
 
 KIB, MIB = 1 << 10, 1 << 20
 
 Strategy = Literal["lazy", "eager", "prefetch"]
-OwnLoader = Literal["trace", "stream"]
+LoaderUse = Literal["trace", "stream"]
 
 _DTYPES = {
     "float16": "float16", "half": "float16", "bfloat16": "bfloat16", "float32": "float32", "float": "float32",
@@ -88,7 +88,7 @@ class LoadConfig:
     progress: bool = False
     strictness: Strictness = field(default_factory=Strictness)
     read: ReadOptions = field(default_factory=ReadOptions)
-    own_loader: OwnLoader = "trace"
+    own_loader: LoaderUse = "trace"
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)  # Any: each loader has its own
 
     def __post_init__(self) -> None:
@@ -98,7 +98,7 @@ class LoadConfig:
         self._set("ignore_patterns", _patterns("ignore_patterns", self.ignore_patterns))
         self._set("options", _named_options(self.options))
         _one_of("strategy", self.strategy, get_args(Strategy))
-        _one_of("own_loader", self.own_loader, get_args(OwnLoader))
+        _one_of("own_loader", self.own_loader, get_args(LoaderUse))
         _is("threads", self.threads, int, "a number of threads")
         _is("progress", self.progress, bool, "true or false")
         _is("strictness", self.strictness, Strictness, "a Strictness")

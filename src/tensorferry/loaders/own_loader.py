@@ -37,7 +37,7 @@ from tensorferry.progress import SILENT, Progress
 from tensorferry.report import Report
 from tensorferry.storage.base import Storage
 
-__all__ = ["OwnLoad", "brings_own_loader", "prepare_own"]
+__all__ = ["SelfLoad", "brings_own_loader", "prepare_own"]
 
 _IGNORED = "the model's loader ignores it"
 _HINTED = 20
@@ -49,7 +49,7 @@ def brings_own_loader(model: nn.Module) -> bool:
     return callable(getattr(model, "load_weights", None)) and getattr(model, "weight_rules", None) is None
 
 
-def prepare_own(model: nn.Module, checkpoint: Checkpoint, config: LoadConfig, strict: Strictness) -> OwnLoad:
+def prepare_own(model: nn.Module, checkpoint: Checkpoint, config: LoadConfig, strict: Strictness) -> SelfLoad:
     """Return what is to be done to fill `model` through its own loader. Touches nothing, raises no PlanError."""
     began = time.perf_counter()
     target = describe(model)
@@ -63,11 +63,11 @@ def prepare_own(model: nn.Module, checkpoint: Checkpoint, config: LoadConfig, st
         notes = [f"the model's load_weights could not be traced: it {traced.fallback}"]
     seconds = {"trace": time.perf_counter() - began}
     prepared = Prepared(checkpoint, target, plan, notes=tuple(notes), seconds=seconds)
-    return OwnLoad(model, prepared, traced, config, strict)
+    return SelfLoad(model, prepared, traced, config, strict)
 
 
 @dataclass
-class OwnLoad:
+class SelfLoad:
     """A load through the model's own loader: what is planned, and, as an `Executor`, what is streamed after it.
 
     With something to stream, modules are post-processed only when everything is there.
