@@ -16,7 +16,6 @@ import torch
 from tensorferry.config import LoadConfig, ReadOptions
 from tensorferry.core.catalogue import TensorEntry
 from tensorferry.core.schedule import Read, Schedule
-from tensorferry.errors import TensorferryError
 from tensorferry.execute.base import Counters, Executor, OnReady, Parameters
 from tensorferry.execute.stream import stream
 from tensorferry.execute.threaded import ThreadedExecutor
@@ -80,7 +79,7 @@ class Ahead:
     def _run(self) -> None:
         try:
             self._go_ahead()
-        except TensorferryError:
+        except Exception:  # noqa: BLE001 - storages of others raise what they like
             pass  # Whoever reads there next meets the same fault, and is the one to tell of it.
         finally:
             with self._turn:
