@@ -116,7 +116,13 @@ def __getattr__(name: str) -> Any:
     """Import what needs torch when it is first asked for."""
     if name not in _LAZY:
         raise AttributeError(f"module 'tensorferry' has no attribute {name!r}")
-    value = getattr(import_module(_LAZY[name]), name)
+    try:
+        value = getattr(import_module(_LAZY[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        needs = f"tensorferry.{name} needs torch: pip install 'tensorferry[torch]'"
+        raise ModuleNotFoundError(needs, name=error.name) from error
     globals()[name] = value
     return value
 

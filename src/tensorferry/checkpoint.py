@@ -23,10 +23,7 @@ __all__ = ["Checkpoint", "open_checkpoint"]
 
 
 class Checkpoint:
-    """A checkpoint whose headers have been read and validated. Close it, or use it as a context manager.
-
-    catalogue: its entries. selection: which files, and why. warnings: what the caller should be told.
-    """
+    """A checkpoint whose headers have been read and validated. Close it, or use it as a context manager."""
 
     def __init__(self, opened: Opened, options: ReadOptions) -> None:
         self._opened = opened
@@ -34,22 +31,27 @@ class Checkpoint:
 
     @property
     def catalogue(self) -> Catalogue:
+        """The entries, in storage order."""
         return self._opened.catalogue
 
     @property
     def selection(self) -> Selection:
+        """Which files are the checkpoint, and why."""
         return self._opened.selection
 
     @property
     def storage(self) -> Storage:
+        """Where the bytes are read from."""
         return self._opened.storage
 
     @property
     def warnings(self) -> tuple[str, ...]:
+        """What the caller should be told, one sentence each."""
         return self._opened.warnings
 
     @property
     def uri(self) -> str:
+        """Where the checkpoint is, in words."""
         return self.storage.uri
 
     def tensors(

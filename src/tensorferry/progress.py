@@ -61,9 +61,7 @@ class Lines:
     seconds. A `stream` that is closed or full is given up on.
     """
 
-    def __init__(
-        self, stream: TextIO, *, seconds: float = 10.0, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, stream: TextIO, *, seconds: float = 10.0, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream, self._seconds, self._clock = stream, seconds, clock
         self._lock = threading.Lock()
         self._what = ""

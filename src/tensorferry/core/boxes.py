@@ -44,6 +44,7 @@ class Box:
 
     @property
     def shape(self) -> Shape:
+        """Length along each dimension."""
         return tuple(map(sub, self.stop, self.start))
 
     @property
@@ -109,6 +110,7 @@ class Region:
 
     @property
     def shape(self) -> Shape:
+        """Shape of the box."""
         return self.box.shape
 
     @property
@@ -118,6 +120,7 @@ class Region:
 
     @property
     def is_whole(self) -> bool:
+        """Whether the box takes all of the view."""
         return self.box.stop == self.view and not any(self.box.start)
 
     def fits(self, shape: Sequence[int]) -> bool:
