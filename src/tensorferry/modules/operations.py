@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["MOVES", "Sort", "sort_of", "tensors_in", "written_by"]
+__all__ = ["MOVES", "Sort", "sort_of", "tensors_in", "with_row_numbers", "written_by"]
 
 aten = torch.ops.aten
 MANY_RUNS = 256
@@ -108,9 +108,9 @@ def _index(made: torch.Tensor, args: Sequence[Any], kwargs: Mapping[str, Any], u
 
 def _rows(made: torch.Tensor, source: torch.Tensor, dim: int, index: torch.Tensor, unknown: Unknown) -> Parts | None:
     """Return the copies that pick the rows of `source` that `index` names; None where its values are not known."""
-    if index.is_meta or unknown(index):
+    if index.is_meta or index.dtype == torch.bool or unknown(index):
         return None
-    numbers = (index.nonzero().flatten() if index.dtype == torch.bool else index.flatten()).tolist()
+    numbers = index.flatten().tolist()
     runs: list[list[int]] = []
     for n in (n % source.shape[dim] for n in numbers):
         if runs and n == runs[-1][0] + runs[-1][1]:
@@ -137,6 +137,19 @@ def _repeat(made: torch.Tensor, args: Sequence[Any], kwargs: Mapping[str, Any], 
     for dim in range(source.dim()):
         once = once.unsqueeze(2 * dim)
     return [(made.view(shape), once.expand(shape))]
+
+
+def with_row_numbers(func: Any, args: tuple[Any, ...], unknown: Unknown) -> tuple[Any, ...]:
+    """Return `args` with masks that pick elements as numbers, so that the shape of the result follows from shapes."""
+    if func.overloadpacket is not aten.index:
+        return args
+    return (args[0], [_row_numbers(i, unknown) for i in args[1]], *args[2:])
+
+
+def _row_numbers(index: torch.Tensor | None, unknown: Unknown) -> torch.Tensor | None:
+    if index is None or index.dtype != torch.bool or index.dim() != 1 or index.is_meta or unknown(index):
+        return index
+    return index.nonzero().flatten()
 
 
 MOVES: Mapping[Any, Callable[..., Parts | None]] = {

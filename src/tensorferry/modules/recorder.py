@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tensorferry.core.catalogue import TensorEntry
 from tensorferry.modules.contents import Contents, Patch
-from tensorferry.modules.operations import MOVES, Sort, sort_of, tensors_in, written_by
+from tensorferry.modules.operations import MOVES, Sort, sort_of, tensors_in, with_row_numbers, written_by
 from tensorferry.modules.views import Copy
 from tensorferry.numerics.torch_dtypes import dtype_of, torch_dtype, torch_shape
 
@@ -167,18 +167,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _move(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not any(map(self.touched, tensors_in(args, kwargs))):
             return self._keep(func(*args, **kwargs))
-        parts = MOVES[func.overloadpacket]
+        args = with_row_numbers(func, args, self.touched)
         made: torch.Tensor = self._on_meta(func, args, kwargs)
         memory = Memory(Contents(dtype_of(made.dtype), made.untyped_storage().nbytes() // made.element_size()))
         self._watch(made, memory)
-        found = parts(made, args, kwargs, self.touched)
+        self._taint(memory, tensors_in(args, kwargs))
+        found = MOVES[func.overloadpacket](made, args, kwargs, self.touched)
         if found is None:
-            self._taint(memory, tensors_in(args, kwargs))
             memory.contents.lose(f"is computed by {func.overloadpacket.__name__}")
             return made
         for into, source in found:
             patches, why = self._read(into, source, memory)
-            self._taint(memory, [source])
             if patches is None:
                 memory.contents.lose(why)
             else:

@@ -166,7 +166,8 @@ def _run(model: nn.Module, loader: LoadWeights, entries: Sequence[TensorEntry]) 
 
 def _under_watch(loader: LoadWeights, recorder: Recorder, entries: Sequence[TensorEntry]) -> Any:
     try:
-        with torch.no_grad(), recorder, Guard(recorder):
+        # Numbers that the loader makes for itself, to pick rows by, have values even where the caller builds on meta.
+        with torch.no_grad(), torch.device("cpu"), recorder, Guard(recorder):
             result = loader(recorder.offer(entries))
             return set(result) if isinstance(result, Iterator) else result
     except CannotFollow:

@@ -178,7 +178,7 @@ def _split_carry(copy: Copy, digit: int, loops: list[tuple[int, int]], radix: in
 
 def _cut_at(good: int, size: int, turn: int) -> int:
     """Return where to cut a loop of which `good` rounds fit: there, or before a last incomplete turn."""
-    if turn and good == turn and size > turn:
+    if turn and good == turn and size > turn and size % turn:
         return size - size % turn
     return good or 1
 
