@@ -12,7 +12,7 @@ from tensorferry.core.names import nearest
 from tensorferry.core.plan import Strictness, Treatment
 from tensorferry.errors import ConfigError, shown
 
-__all__ = ["LoadConfig", "ModelConfig", "LoaderUse", "ReadOptions", "Strategy", "options_of"]
+__all__ = ["LoadConfig", "LoaderUse", "ModelConfig", "ReadOptions", "Strategy", "options_of"]
 
 KIB, MIB = 1 << 10, 1 << 20
 
