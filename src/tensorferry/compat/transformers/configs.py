@@ -102,7 +102,7 @@ def loaded_config(file: ConfigFile, *, trust_remote_code: bool) -> Any:
     remote = trust_remote_code and bool(file.custom_code)
     try:
         return AutoConfig.from_pretrained(os.fspath(file.folder), trust_remote_code=remote, local_files_only=True)
-    except (ValueError, KeyError, TypeError) as error:
+    except Exception as error:  # its many configurations validate with errors of their own
         raise ConfigError(f"{file.path}: transformers does not take it: {shown(str(error), 500)}") from error
 
 

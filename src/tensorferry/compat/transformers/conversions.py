@@ -91,14 +91,12 @@ def _evaluated(
     """
     collected = _collect(group, shapes)
     made = _symbolic(collected, run)
-    if made is None:
-        return collected, dict.fromkeys(_targets(group, target))
-    if not _fits(made, target):
-        for more in _completed(group, shapes, made, target):
+    if made is None or not _fits(made, target):
+        for more in _completed(group, shapes, target):
             again = _symbolic(more, run)
             if again is not None and _fits(again, target):
                 return more, again
-    return collected, made
+    return collected, made or dict.fromkeys(_targets(group, target))
 
 
 def _symbolic(collected: _Collected, run: Run) -> Mapping[str, Symbol | None] | None:
@@ -114,12 +112,11 @@ def _fits(made: Mapping[str, Symbol | None], target: Target) -> bool:
     return all(v is None or n not in target or tuple(v.shape) == target[n].shape for n, v in made.items())
 
 
-def _completed(
-    group: Group, shapes: Mapping[str, Shape], made: Mapping[str, Symbol | None], target: Target
-) -> Iterator[_Collected]:
+def _completed(group: Group, shapes: Mapping[str, Shape], target: Target) -> Iterator[_Collected]:
     """Yield the inputs with other numbers of members, without and with what patterns should have matched."""
     absent = [p for p in group.converter.source_patterns if p not in group.entries]
-    counts = {b for n, v in made.items() if v is not None and n in target for b in target[n].shape}
+    members = any(number_pattern(pattern) is not None for pattern in group.entries)
+    counts = {n for name in _targets(group, target) for n in target[name].shape} if members else set()
     for patterns in ([], absent) if absent else ([],):
         for count in (None, *sorted(counts)):
             yield _collect(group, shapes, count, patterns)

@@ -1,0 +1,108 @@
+"""What config.json may ask for: the class and dtype it says, and nothing that runs code or cannot be filled."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tensorferry
+from helpers.tiny_transformers import saved, tiny
+
+pytestmark = pytest.mark.transformers
+
+
+def edited(folder: Path, **changes: Any) -> Path:
+    """Write a tiny Llama and change its config.json; None takes a key out."""
+    path = saved("Llama", folder) / "config.json"
+    data = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({k: v for k, v in data.items() if v is not None}))
+    return folder
+
+
+def test_a_folder_without_a_config_is_told_what_is_missing(tmp_path: Path) -> None:
+    (saved("Llama", tmp_path) / "config.json").unlink()
+    with pytest.raises(tensorferry.LocateError, match=r"config\.json is missing"):
+        tensorferry.load_model(tmp_path)
+
+
+def test_a_config_object_stands_in_for_the_file(tmp_path: Path) -> None:
+    (saved("Llama", tmp_path) / "config.json").unlink()
+    model = tensorferry.load_model(tmp_path, config=tiny("Llama").config, auto_class="LlamaForCausalLM")
+    assert type(model).__name__ == "LlamaForCausalLM"
+
+
+@pytest.mark.parametrize("text", ["[]", "{", "\udcff", "nonsense"])
+def test_a_config_that_is_no_json_object_is_corrupt(text: str, tmp_path: Path) -> None:
+    (saved("Llama", tmp_path) / "config.json").write_text(text, errors="surrogateescape")
+    with pytest.raises(tensorferry.CorruptFile, match=r"config\.json"):
+        tensorferry.load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("num_hidden_layers", 10**9), ("n_layer", 10**6), ("num_experts", 10**8), ("num_labels", 10**9)]
+)
+def test_counts_that_no_such_checkpoint_fills_are_refused_with_numbers(key: str, value: int, tmp_path: Path) -> None:
+    edited(tmp_path, **{key: value})
+    with pytest.raises(tensorferry.ConfigError, match=rf"{key} = {value:,}"):
+        tensorferry.load_model(tmp_path)
+
+
+def test_counts_in_a_part_of_the_configuration_are_looked_at_too(tmp_path: Path) -> None:
+    edited(tmp_path, text_config={"num_hidden_layers": 10**9})
+    with pytest.raises(tensorferry.ConfigError, match="num_hidden_layers"):
+        tensorferry.load_model(tmp_path)
+
+
+def test_sizes_that_do_not_fit_the_weights_take_no_memory_and_are_problems(tmp_path: Path) -> None:
+    edited(tmp_path, vocab_size=10**12)
+    with pytest.raises(tensorferry.PlanError, match="1000000000000"):
+        tensorferry.load_model(tmp_path)
+
+
+def test_quantized_weights_are_refused_with_the_method(tmp_path: Path) -> None:
+    edited(tmp_path, quantization_config={"quant_method": "awq", "bits": 4})
+    with pytest.raises(tensorferry.ConfigError, match="'awq'"):
+        tensorferry.load_model(tmp_path)
+
+
+def test_code_of_a_checkpoint_is_not_run_where_transformers_has_the_class(tmp_path: Path) -> None:
+    edited(tmp_path, auto_map={"AutoModelForCausalLM": "evil.Model", "AutoConfig": "evil.Config"})
+    (tmp_path / "evil.py").write_text("raise SystemExit('this ran')")
+    assert type(tensorferry.load_model(tmp_path)).__module__.startswith("transformers.")
+
+
+@pytest.mark.parametrize("changes", [{"model_type": "evil"}, {"architectures": ["EvilModel"]}])
+def test_code_of_a_checkpoint_is_refused_where_it_would_be_needed(changes: dict[str, Any], tmp_path: Path) -> None:
+    edited(tmp_path, auto_map={"AutoModelForCausalLM": "evil.Model", "AutoConfig": "evil.Config"}, **changes)
+    (tmp_path / "evil.py").write_text("raise SystemExit('this ran')")
+    with pytest.raises(tensorferry.UnsafeFile, match=r"evil\.Model.*trust_remote_code"):
+        tensorferry.load_model(tmp_path)
+
+
+def test_a_class_that_transformers_lacks_is_named(tmp_path: Path) -> None:
+    edited(tmp_path, architectures=["LlamaForTelepathy"])
+    with pytest.raises(tensorferry.ConfigError, match="LlamaForTelepathy"):
+        tensorferry.load_model(tmp_path)
+
+
+def test_a_config_without_architectures_asks_for_auto_class(tmp_path: Path) -> None:
+    edited(tmp_path, architectures=None)
+    with pytest.raises(tensorferry.ConfigError, match="names no architectures: give auto_class"):
+        tensorferry.load_model(tmp_path)
+    assert type(tensorferry.load_model(tmp_path, auto_class="AutoModelForCausalLM")).__name__ == "LlamaForCausalLM"
+
+
+@pytest.mark.parametrize("asked", ["int8", "float99", 7, torch.int32])
+def test_a_dtype_that_no_model_is_built_in_is_refused(asked: Any, tmp_path: Path) -> None:
+    with pytest.raises(tensorferry.ConfigError, match=r"float32|a torch dtype"):
+        tensorferry.load_model(saved("Llama", tmp_path), dtype=asked)
+
+
+def test_values_that_transformers_refuses_are_told_in_its_words(tmp_path: Path) -> None:
+    edited(tmp_path, num_attention_heads=5)
+    with pytest.raises(tensorferry.ConfigError, match="attention heads"):
+        tensorferry.load_model(tmp_path)
