@@ -99,7 +99,7 @@ def sharded(name: str, dtype: str, shape: Shape, dim: int, rank: int, size: int)
 
 
 def deepseek_rank(model: DeepSeek, rank: int, size: int) -> dict[str, TargetTensor]:
-    """Return the parameters of one rank of a DeepSeek: tensor-parallel but for the experts, which it has `1 / size` of."""
+    """Return the parameters of one rank of a DeepSeek: a share of each matrix, and whole experts of its own."""
     return {t.name: t for t in _deepseek(model, rank, size)}
 
 

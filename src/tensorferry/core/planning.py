@@ -253,8 +253,8 @@ def _with_numbers(template: str, numbers: Sequence[str]) -> str:
 
 def _first_hole(orders: Sequence[tuple[int, ...]], sources: int) -> str | None:
     """Return in words the first input of a join that is not there, counting every number from 0."""
-    have = set(orders)
-    extents = [sources, *(max(o[d] for o in orders) + 1 for d in range(1, len(orders[0])))]
+    have, most = set(orders), len(orders) + 1  # n inputs leave a hole among the first n + 1 numbers of any axis
+    extents = [sources, *(min(max(o[d] for o in orders) + 1, most) for d in range(1, len(orders[0])))]
     for index in product(*map(range, extents)):
         if index not in have:
             which = f" {'.'.join(map(str, index[1:]))}" if index[1:] else ""
