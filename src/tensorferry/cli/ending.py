@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-import typer
+import click.exceptions
 
 from tensorferry.errors import ConfigError, TensorferryError, shown
 
@@ -33,21 +33,21 @@ def ending_well() -> Iterator[None]:
     try:
         yield
         sys.stdout.flush()
-    except typer.Exit:
+    except click.exceptions.Exit:
         raise
     except BrokenPipeError:
         _let_go_of_stdout()
-        raise typer.Exit(BROKEN_PIPE) from None
+        raise click.exceptions.Exit(BROKEN_PIPE) from None
     except KeyboardInterrupt:
         _say("interrupted")
-        raise typer.Exit(INTERRUPTED) from None
+        raise click.exceptions.Exit(INTERRUPTED) from None
     except Exception as error:
         _let_go_of_stdout()  # if that is what is full, nothing else can be done with it
         words = _words(error)
         if words is None and os.environ.get(TRACEBACK):
             raise
         _say(words or _unforeseen(error))
-        raise typer.Exit(USAGE if isinstance(error, ConfigError | ModuleNotFoundError) else FAULT) from None
+        raise click.exceptions.Exit(USAGE if isinstance(error, ConfigError | ModuleNotFoundError) else FAULT) from None
 
 
 def printable(text: str) -> str:

@@ -56,8 +56,8 @@ def test_a_manifest_that_differs_is_status_1_with_both_digests(run: CommandLine,
     assert f"sha256 is {sha256(file)}, but the manifest says {'0' * 64}" in ran.err
 
 
-def test_a_manifest_that_is_not_there_is_status_2(run: CommandLine, file: Path) -> None:
-    assert run("verify", file.parent, "--manifest", "absent").status == 2
+def test_a_manifest_that_is_not_there_is_status_1(run: CommandLine, file: Path) -> None:
+    assert run("verify", file.parent, "--manifest", "absent").status == 1
 
 
 def test_json_is_the_account_of_every_file(run: CommandLine, file: Path) -> None:
