@@ -103,6 +103,6 @@ def test_a_dtype_that_no_model_is_built_in_is_refused(asked: Any, tmp_path: Path
 
 
 def test_values_that_transformers_refuses_are_told_in_its_words(tmp_path: Path) -> None:
-    edited(tmp_path, num_attention_heads=5)
-    with pytest.raises(tensorferry.ConfigError, match="attention heads"):
+    edited(tmp_path, hidden_act="telepathy")
+    with pytest.raises(tensorferry.ConfigError, match="telepathy"):
         tensorferry.load_model(tmp_path)
