@@ -22,7 +22,8 @@ __all__ = ["Feeder"]
 class Feeder:
     """Fills parameters from tensors that are pushed: by a trainer, a third-party reader, another process.
 
-    Tensors are copied at once and not kept, but for inputs of a transform that waits for others.
+    Tensors are copied at once and not kept, but for inputs of a transform that waits for others: those must not be
+    written to until then. Parameters and tensors may require gradients; neither gets any from this.
     """
 
     def __init__(self, plan: Plan, parameters: Parameters, *, on_ready: OnReady | None = None) -> None:
@@ -67,7 +68,8 @@ class Feeder:
         """Return what was done; raises PlanError naming the entries that never came."""
         never = sorted(self._steps.keys() - self._fed)
         if never:
-            raise PlanError(f"{len(never)} tensors were never fed: {', '.join(map(shown, never[:5]))}")
+            count = "1 tensor was" if len(never) == 1 else f"{len(never)} tensors were"
+            raise PlanError(f"{count} never fed: {', '.join(map(shown, never[:5]))}")
         return self._counters
 
     def _check(self, name: str, step: Step, tensor: torch.Tensor) -> None:

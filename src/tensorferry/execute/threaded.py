@@ -51,6 +51,7 @@ class ThreadedExecutor:
         finally:
             run.cancelled.set()
             pool.shutdown(wait=True, cancel_futures=True)
+            run.error = None  # it knows this frame, and this frame it: nothing would be freed
             progress.finish()
         run.counters.staging_peak = run.staging.peak
         return run.counters
@@ -61,7 +62,10 @@ class ThreadedExecutor:
 
         def settle() -> None:
             nonlocal in_flight, waiting
-            batch = run.finished.get().result()
+            future = run.finished.get()
+            if run.error is not None:
+                raise run.error
+            batch = future.result()
             in_flight -= batch.staging
             waiting -= 1
             progress.advance(batch.staging)
@@ -91,13 +95,29 @@ class _Run:
     finished: queue.SimpleQueue[Future[Batch]] = field(default_factory=queue.SimpleQueue)
     cancelled: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    error: BaseException | None = None
+    """The first error of any thread; there before `cancelled` is set, and so before a batch is left undone."""
 
     def __post_init__(self) -> None:
         room = max((_layout(b.reads)[1] for b in self.schedule.batches), default=0)
         self.staging = Staging(min(room, self.schedule.max_staging), self.schedule.max_staging)
 
     def work(self, batch: Batch) -> Batch:
-        """Read and place one batch, in a thread of the pool."""
+        """Read and place one batch, in a thread of the pool; where that fails, no thread begins another read."""
+        if self.cancelled.is_set():
+            return batch
+        try:
+            counters = self._moved(batch)
+        except BaseException as error:
+            with self.lock:
+                self.error = self.error or error
+            self.cancelled.set()
+            raise
+        with self.lock:
+            self.counters.absorb(counters)
+        return batch
+
+    def _moved(self, batch: Batch) -> Counters:
         direct, rest = self._sort_out(batch)
         where, size = _layout([None if n in direct else r for n, r in enumerate(batch.reads)])
         counters = Counters()
@@ -105,7 +125,7 @@ class _Run:
             staged = [block[at : at + length] for at, length in where]
             for n, read in enumerate(batch.reads):
                 if self.cancelled.is_set():
-                    return batch
+                    return counters
                 with reading_for(self._entries(batch, n)):
                     self._read(read, [bytes_of(t) for t in direct.get(n, (staged[n],))])
                 counters.direct_bytes += read.length if n in direct else 0
@@ -114,9 +134,7 @@ class _Run:
             for task in rest:
                 name = self.schedule.plan.steps[task.step].parameter
                 counters.lost(name, perform(self.schedule.plan, task, staged, self.parameters[name]))
-        with self.lock:
-            self.counters.absorb(counters)
-        return batch
+        return counters
 
     def _read(self, read: Read, outs: Sequence[memoryview]) -> None:
         if isinstance(self.storage, SupportsScatter):

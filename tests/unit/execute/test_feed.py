@@ -1,0 +1,130 @@
+"""The feeder: tensors are pushed, in any order, and the plan says where they go."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from helpers.checkpoints import ar
+from tensorferry.core.boxes import Box, Region
+from tensorferry.core.catalogue import Catalogue, TensorEntry
+from tensorferry.core.dtypes import DTYPES
+from tensorferry.core.plan import Plan
+from tensorferry.core.planning import make_plan
+from tensorferry.core.rules import Join, Rule
+from tensorferry.core.ruleset import RuleSet
+from tensorferry.core.target import Slot, TargetTensor
+from tensorferry.core.transforms import Stack
+from tensorferry.errors import PlanError
+from tensorferry.execute import Feeder
+from tensorferry.numerics.casts import Loss
+from tensorferry.numerics.torch_dtypes import dtype_of
+
+F32 = DTYPES["F32"]
+
+
+def _plan(tensors: dict[str, torch.Tensor], *target: TargetTensor, rules: tuple[Rule, ...] = ()) -> Plan:
+    entries = [TensorEntry.at(n, dtype_of(t.dtype), tuple(t.shape), "f", 0) for n, t in tensors.items()]
+    wanted = target or [TargetTensor.plain(n, dtype_of(t.dtype), tuple(t.shape)) for n, t in tensors.items()]
+    plan = make_plan(Catalogue(entries, format="memory"), {t.name: t for t in wanted}, RuleSet(*rules))
+    plan.raise_for_problems()
+    return plan
+
+
+TWO = {"a": ar(2, 2), "b": ar(2, start=10)}
+
+
+def test_what_is_fed_is_in_the_parameters() -> None:
+    found = {name: torch.zeros_like(t) for name, t in TWO.items()}
+    feeder = Feeder(_plan(TWO), found)
+    assert feeder.feed("b", TWO["b"])
+    assert feeder.feed("a", TWO["a"])
+    counters = feeder.finish()
+    assert all(torch.equal(found[n], TWO[n]) for n in TWO)
+    assert counters.bytes_read == 24
+
+
+def test_what_nothing_wants_is_said_to_be_of_no_use() -> None:
+    feeder = Feeder(_plan(TWO), {name: torch.zeros_like(t) for name, t in TWO.items()})
+    assert feeder.feed("optimizer.step", torch.zeros(1)) is False
+
+
+def test_what_is_fed_is_copied_at_once() -> None:
+    found = {"a": torch.zeros(2, 2)}
+    feeder = Feeder(_plan({"a": TWO["a"]}), found)
+    pushed = TWO["a"].clone()
+    feeder.feed("a", pushed)
+    pushed.zero_()
+    assert torch.equal(found["a"], TWO["a"])
+
+
+def test_inputs_of_a_transform_wait_for_each_other() -> None:
+    tensors = {f"e.{i}": ar(2, start=10 * i) for i in range(3)}
+    plan = _plan(tensors, TargetTensor.plain("s", F32, (3, 2)), rules=(Join(("e.{i}",), "s", Stack(0)),))
+    found, ready = {"s": torch.zeros(3, 2)}, list[str]()
+    feeder = Feeder(plan, found, on_ready=ready.append)
+    for i in (2, 0):
+        feeder.feed(f"e.{i}", tensors[f"e.{i}"])
+        assert ready == []
+    feeder.feed("e.1", tensors["e.1"])
+    assert ready == ["s"]
+    assert found["s"].tolist() == [[0, 1], [10, 11], [20, 21]]
+    assert feeder._held == {}
+
+
+def test_a_window_is_cut_out_and_the_rest_filled() -> None:
+    slot = Slot(Region((3, 2), Box((0, 0), (2, 2))), (4, 2), Region((4, 2), Box((2, 0), (4, 2))))
+    plan = _plan({"w": ar(4, 2)}, TargetTensor("w", F32, (3, 2), {"": slot}, default=7.0))
+    found = {"w": torch.zeros(3, 2)}
+    feeder = Feeder(plan, found)
+    feeder.feed("w", ar(4, 2))
+    feeder.finish()
+    assert found["w"].tolist() == [[4, 5], [6, 7], [7, 7]]
+
+
+def test_parameters_that_train_are_fed_from_parameters_that_train() -> None:
+    found = {"a": nn.Parameter(torch.zeros(2, 2))}
+    Feeder(_plan({"a": TWO["a"]}), found).feed("a", nn.Parameter(TWO["a"].clone()))
+    assert torch.equal(found["a"], TWO["a"])
+    assert found["a"].is_leaf
+
+
+def test_strided_tensors_may_be_fed() -> None:
+    found = {"a": torch.zeros(2, 2)}
+    Feeder(_plan({"a": TWO["a"]}), found).feed("a", TWO["a"].t().contiguous().t())
+    assert torch.equal(found["a"], TWO["a"])
+
+
+def test_losses_are_counted() -> None:
+    plan = _plan({"w": torch.tensor([1.0, 1e6])}, TargetTensor.plain("w", DTYPES["F16"], (2,)))
+    feeder = Feeder(plan, {"w": torch.zeros(2, dtype=torch.float16)})
+    feeder.feed("w", torch.tensor([1.0, 1e6]))
+    assert feeder.finish().losses == {"w": Loss(overflow=1)}
+
+
+def test_another_shape_or_type_than_planned_is_refused_before_anything_is_written() -> None:
+    found = {name: torch.zeros_like(t) for name, t in TWO.items()}
+    feeder = Feeder(_plan(TWO), found)
+    with pytest.raises(
+        PlanError, match=r"'a' was fed as torch\.float32 \(4,\), but the plan was made for F32 \(2, 2\)"
+    ):
+        feeder.feed("a", ar(4))
+    with pytest.raises(PlanError, match=r"'a' was fed as torch\.float64"):
+        feeder.feed("a", TWO["a"].double())
+    assert not found["a"].any()
+    assert feeder.feed("a", TWO["a"])
+
+
+def test_the_same_tensor_twice_is_refused() -> None:
+    feeder = Feeder(_plan(TWO), {name: torch.zeros_like(t) for name, t in TWO.items()})
+    feeder.feed("a", TWO["a"])
+    with pytest.raises(PlanError, match="'a' was fed twice"):
+        feeder.feed("a", TWO["a"])
+
+
+def test_what_never_came_is_named_at_the_end() -> None:
+    feeder = Feeder(_plan(TWO), {name: torch.zeros_like(t) for name, t in TWO.items()})
+    feeder.feed("a", TWO["a"])
+    with pytest.raises(PlanError, match="1 tensor was never fed: b"):
+        feeder.finish()
