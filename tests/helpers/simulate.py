@@ -131,7 +131,8 @@ def apply(via: Transform, wholes: Sequence[Array]) -> Array:
         case Transpose(dims):
             return wholes[0].transpose(dims)
         case Add(value):
-            return np.add(wholes[0], wholes[0].dtype.type(value))
+            more: Array = np.add(wholes[0], wholes[0].dtype.type(value))
+            return more
         case Stack(dim):
             return np.stack(wholes, dim)
         case Concat(dim):

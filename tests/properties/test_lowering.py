@@ -13,7 +13,7 @@ from tensorferry.core.lower import lower
 from tensorferry.core.plan import Plan
 from tensorferry.core.schedule import Schedule
 
-MANY = settings(max_examples=300, deadline=None)
+MANY = settings(max_examples=200, deadline=None)
 
 
 def _needs_more_than_once(plan: Plan) -> bool:
@@ -64,7 +64,7 @@ def test_reads_stay_within_bounds_of_size_and_waste(world: World, cost: dict[str
             assert read.length <= max(cost["max_read"], widest)
 
 
-@MANY
+@settings(max_examples=50, deadline=None)
 @given(worlds(), costs)
 def test_lowering_twice_gives_the_same_schedule(world: World, cost: dict[str, Any]) -> None:
     first, second = (lower(world.plan(), **cost) for _ in range(2))
