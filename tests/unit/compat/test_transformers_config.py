@@ -106,3 +106,9 @@ def test_values_that_transformers_refuses_are_told_in_its_words(tmp_path: Path) 
     edited(tmp_path, hidden_act="telepathy")
     with pytest.raises(tensorferry.ConfigError, match="telepathy"):
         tensorferry.load_model(tmp_path)
+
+
+def test_the_class_says_which_configuration_where_the_model_type_is_of_an_inner_kind(tmp_path: Path) -> None:
+    edited(tmp_path, model_type="an_inner_kind")
+    model = tensorferry.load_model(tmp_path)
+    assert (type(model).__name__, type(model.config).__name__) == ("LlamaForCausalLM", "LlamaConfig")

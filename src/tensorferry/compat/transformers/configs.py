@@ -88,9 +88,10 @@ def _walk(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield from _walk(value)
 
 
-def loaded_config(file: ConfigFile, *, trust_remote_code: bool) -> Any:
+def loaded_config(file: ConfigFile, auto_class: type | str | None = None, *, trust_remote_code: bool) -> Any:
     """Return the configuration that transformers makes of the file; its class is of transformers' many.
 
+    Which one follows from ``model_type``, or from the class to be built where that is of an inner kind.
     Raises UnsafeFile where that takes code from the checkpoint and `trust_remote_code` is not set; ConfigError.
     """
     from transformers import AutoConfig
@@ -100,10 +101,21 @@ def loaded_config(file: ConfigFile, *, trust_remote_code: bool) -> Any:
     if kind not in CONFIG_MAPPING and file.custom_code and not trust_remote_code:
         raise _needs_code(file)
     remote = trust_remote_code and bool(file.custom_code)
+    maker: Any = AutoConfig if remote or kind in CONFIG_MAPPING else _config_class(file, auto_class) or AutoConfig
     try:
-        return AutoConfig.from_pretrained(os.fspath(file.folder), trust_remote_code=remote, local_files_only=True)
+        return maker.from_pretrained(os.fspath(file.folder), trust_remote_code=remote, local_files_only=True)
     except Exception as error:  # its many configurations validate with errors of their own
         raise ConfigError(f"{file.path}: transformers does not take it: {shown(str(error), 500)}") from error
+
+
+def _config_class(file: ConfigFile, auto_class: type | str | None) -> Any:
+    """Return the kind of configuration that the class to be built takes; None where that is not known by its name."""
+    import transformers
+
+    names = file.data.get("architectures")
+    known: list[Any] = [auto_class] if auto_class is not None else names if isinstance(names, list) else []
+    kinds: Iterator[Any] = (getattr(transformers, one, None) if isinstance(one, str) else one for one in known)
+    return next((k.config_class for k in kinds if getattr(k, "config_class", None) is not None), None)
 
 
 def _needs_code(file: ConfigFile) -> UnsafeFile:

@@ -95,7 +95,9 @@ def build_model(
     file = ConfigFile(folder) if config is None else None
     if file is not None:
         file.refuse_impossible(catalogue)
-    config = copy.deepcopy(config) if file is None else loaded_config(file, trust_remote_code=trust_remote_code)
+    config = (
+        copy.deepcopy(config) if file is None else loaded_config(file, auto_class, trust_remote_code=trust_remote_code)
+    )
     kind = chosen_class(config, file, auto_class, trust_remote_code=trust_remote_code)
     dtype, notes = chosen_dtype(dtype, config, catalogue)
     config.name_or_path = os.fspath(path)
