@@ -192,13 +192,10 @@ def _said(route: Route | None) -> str:
     )
 
 
+_COMPUTED = ("rotary_emb.inv_freq", "rotary_pos_emb.inv_freq", "rope.freqs", "position_ids", "masked_bias")
+
 COMMON_LEFTOVERS = RuleSet(
-    *(
-        Ignore(f"{{x:path}}.{name}", "the model computes it")
-        for name in ("rotary_emb.inv_freq", "rotary_pos_emb.inv_freq", "rope.freqs", "position_ids", "masked_bias")
-    ),
-    Ignore("rope.freqs", "the model computes it"),
-    Ignore("position_ids", "the model computes it"),
-    Ignore("{x:path}.num_batches_tracked", "a training statistic"),
+    *(Ignore(prefix + name, "the model computes it") for name in _COMPUTED for prefix in ("", "{x:path}.")),
+    *(Ignore(prefix + "num_batches_tracked", "a training statistic") for prefix in ("", "{x:path}.")),
 )
 """Tensors that old checkpoints carry and models compute; never copied over what a model has."""
