@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from tensorferry.core.rules import Place
 from tensorferry.core.ruleset import RuleSet
@@ -25,25 +25,29 @@ def unwrapping(names: Collection[str], wanted: Collection[str]) -> tuple[RuleSet
     bare = dict.fromkeys(names)
     if any("{" in name or "}" in name for name in bare):
         return None
-    stripped = {name: _strip(name) for name in bare}
-    outer = _common_prefix(bare)
-    if outer:
-        stripped = {name: _strip(name[len(outer) :]) for name in bare}
-    if all(name == short for name, short in stripped.items()):
-        return None
-    if len(set(stripped.values())) < len(bare) or _hits(stripped.values(), wanted) <= _hits(bare, wanted):
-        return None
+    outer, best, most = "", {name: name for name in bare}, _hits(bare, wanted)
+    for prefix in _common_prefixes(bare):
+        stripped = {name: _strip(name[len(prefix) :]) for name in bare}
+        hits = _hits(stripped.values(), wanted)
+        if stripped == best or (hits > most and len(set(stripped.values())) == len(bare)):
+            outer, best, most = prefix, stripped, hits
+    return None if best.keys() == set(best.values()) else _as_rules(outer, best)
+
+
+def _as_rules(outer: str, stripped: Mapping[str, str]) -> tuple[RuleSet, str]:
     if all(short == name[len(outer) :] for name, short in stripped.items()):
         return RuleSet(Place(outer + "{name:path}", "{name}")), outer
     return RuleSet(*(Place(name, short) for name, short in stripped.items())), f"{outer or '_orig_mod.'} and inner ones"
 
 
-def _common_prefix(names: Iterable[str]) -> str:
+def _common_prefixes(names: Iterable[str]) -> Iterator[str]:
+    """Yield what may be stripped off every name: nothing, the outermost prefix, that and the next one."""
     rest, prefix = list(names), ""
+    yield prefix
     while rest and (found := next((w for w in _WRAPPERS if all(n.startswith(w) for n in rest)), "")):
         prefix += found
         rest = [n[len(found) :] for n in rest]
-    return prefix
+        yield prefix
 
 
 def _strip(name: str) -> str:

@@ -1,0 +1,162 @@
+"""What a module needs: names, types, shapes, ties, and slots that layers declare."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+from torch import nn
+
+from tensorferry.core.boxes import Box, Region
+from tensorferry.core.dtypes import DTYPES
+from tensorferry.core.target import Slot
+from tensorferry.errors import PlanError, UnsupportedDtype
+from tensorferry.modules.describe import describe, identity_of, owner_of, places
+
+F32 = DTYPES["F32"]
+
+
+class Tied(nn.Module):
+    def __init__(self, *, by_object: bool = True) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(3, 2)
+        self.head = nn.Linear(2, 3, bias=False)
+        self.head.weight = self.embed.weight if by_object else nn.Parameter(self.embed.weight.data)
+
+
+def test_parameters_and_persistent_buffers_are_described_by_name() -> None:
+    module = nn.BatchNorm1d(3)
+    module.register_buffer("scratch", torch.zeros(9), persistent=False)
+    target = describe(module)
+    assert {n: (t.dtype.name, t.shape) for n, t in target.items()} == {
+        "weight": ("F32", (3,)),
+        "bias": ("F32", (3,)),
+        "running_mean": ("F32", (3,)),
+        "running_var": ("F32", (3,)),
+        "num_batches_tracked": ("I64", ()),
+    }
+    assert all(t.slots[""] == Slot.whole(t.shape, also=t.slots[""].also) for t in target.values())
+
+
+def test_the_names_are_those_of_the_state_dict() -> None:
+    model = nn.Sequential(nn.TransformerEncoderLayer(4, 2, 8), nn.LSTM(3, 4, 2), nn.Conv2d(1, 2, 3))
+    assert list(describe(model)) == list(model.state_dict())
+
+
+def test_what_is_none_is_left_out() -> None:
+    assert list(describe(nn.Linear(2, 2, bias=False))) == ["weight"]
+
+
+def test_nothing_is_allocated_for_a_module_on_meta() -> None:
+    with torch.device("meta"):
+        module = nn.Linear(1 << 20, 1 << 20)
+    assert describe(module)["weight"].shape == (1 << 20, 1 << 20)
+
+
+def test_scalars_and_vectors_of_one_take_each_other() -> None:
+    class Scales(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scalar = nn.Parameter(torch.tensor(1.0))
+            self.one = nn.Parameter(torch.ones(1))
+
+    target = describe(Scales())
+    assert target["scalar"].slots[""].also == ((1,),)
+    assert target["one"].slots[""].also == ((),)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_one_parameter_in_two_places_is_tied_to_the_first(device: str) -> None:
+    with torch.device(device):
+        target = describe(Tied())
+    assert target["head.weight"].alias_of == "embed.weight"
+    assert target["embed.weight"].alias_of is None
+
+
+def test_two_parameters_over_one_piece_of_memory_are_tied() -> None:
+    assert describe(Tied(by_object=False))["head.weight"].alias_of == "embed.weight"
+
+
+def test_a_view_of_part_of_a_parameter_is_not_tied_to_it() -> None:
+    module = Tied()
+    module.head.weight = nn.Parameter(module.embed.weight.data[:2])
+    assert describe(module)["head.weight"].alias_of is None
+
+
+def test_tensors_without_elements_are_not_taken_for_tied() -> None:
+    module = nn.ParameterList([torch.empty(0), torch.empty(0)])
+    assert describe(module)["1"].alias_of is None
+
+
+def test_a_module_in_two_places_is_tied_throughout() -> None:
+    shared = nn.Linear(2, 2)
+    target = describe(nn.Sequential(shared, nn.Sequential(shared)))
+    assert {n: t.alias_of for n, t in target.items()} == {
+        "0.weight": None,
+        "0.bias": None,
+        "1.0.weight": "0.weight",
+        "1.0.bias": "0.bias",
+    }
+    assert owner_of(target, "1.0.bias") == "0.bias"
+    assert owner_of(target, "0.bias") == "0.bias"
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "uint16", "bool", "complex64", "float64", "bfloat16"])
+def test_every_type_that_checkpoints_have_is_described(name: str) -> None:
+    dtype = getattr(torch, name)
+    module = nn.Module()
+    module.register_buffer("b", torch.zeros(2, dtype=torch.uint8).to(dtype))
+    assert describe(module)["b"].shape == (2,)
+
+
+def test_f4_is_counted_in_elements() -> None:
+    module = nn.Module()
+    module.register_buffer("b", torch.zeros(2, 4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2))
+    described = describe(module)["b"]
+    assert (described.dtype.name, described.shape) == ("F4", (2, 8))
+
+
+def test_a_lazy_module_is_refused_with_what_to_do() -> None:
+    with pytest.raises(PlanError, match=r"1\.weight has no shape yet, as LazyLinear finds it out .*run the model once"):
+        describe(nn.Sequential(nn.ReLU(), nn.LazyLinear(3)))
+
+
+@pytest.mark.filterwarnings("ignore:.*quantized tensor creation functions")
+def test_a_quantized_tensor_is_refused() -> None:
+    module = nn.Module()
+    module.register_buffer("b", torch.empty(2, dtype=torch.qint8, device="meta"))
+    with pytest.raises(UnsupportedDtype, match="qint8"):
+        describe(module)
+
+
+class Column(nn.Module):
+    """Rows 2 and 3 of a logical tensor of four rows."""
+
+    def __init__(self, slots: Mapping[str, Mapping[str, Slot]]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(2, 3))
+        self.register_parameter("bias", None)
+        self.slots = slots
+
+    def tensor_slots(self) -> Mapping[str, Mapping[str, Slot]]:
+        return self.slots
+
+
+SLOT = Slot(Region.whole((2, 3)), (4, 3), Region((4, 3), Box((2, 0), (4, 3))))
+
+
+def test_a_layer_says_how_its_parameters_are_laid_out() -> None:
+    target = describe(nn.Sequential(Column({"weight": {"": SLOT}, "bias": {"": SLOT}})))
+    assert target["0.weight"].slots == {"": SLOT}
+
+
+def test_slots_of_a_parameter_that_is_not_there_are_refused() -> None:
+    with pytest.raises(PlanError, match=r"Column declares slots of 0\.wieght, which it does not have"):
+        describe(nn.Sequential(Column({"wieght": {"": SLOT}})))
+
+
+def test_places_come_once_for_each_name() -> None:
+    assert [p.name for p in places(Tied())] == ["embed.weight", "head.weight"]
+    one, other = places(Tied())
+    assert identity_of(one.tensor) == identity_of(other.tensor)
