@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import tensorferry
 from helpers.tiny_transformers import saved, tiny
@@ -112,3 +114,45 @@ def test_the_class_says_which_configuration_where_the_model_type_is_of_an_inner_
     edited(tmp_path, model_type="an_inner_kind")
     model = tensorferry.load_model(tmp_path)
     assert (type(model).__name__, type(model.config).__name__) == ("LlamaForCausalLM", "LlamaConfig")
+
+
+CODE = """
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+
+class TinyConfig(PretrainedConfig):
+    model_type = "tiny_of_our_own"
+
+class TinyModel(PreTrainedModel):
+    config_class = TinyConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.linear = torch.nn.Linear(2, 2)
+        self.post_init()
+"""
+
+
+def test_code_of_a_checkpoint_runs_where_it_is_trusted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from transformers import dynamic_module_utils
+
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr("sys.path", sys.path.copy())
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "code.py").write_text(CODE)
+    (folder / "config.json").write_text(
+        json.dumps(
+            {
+                "model_type": "tiny_of_our_own",
+                "architectures": ["TinyModel"],
+                "auto_map": {"AutoConfig": "code.TinyConfig", "AutoModel": "code.TinyModel"},
+            }
+        )
+    )
+    save_file({"linear.weight": torch.eye(2), "linear.bias": torch.ones(2)}, folder / "model.safetensors")
+    with pytest.raises(tensorferry.UnsafeFile):
+        tensorferry.load_model(folder)
+    model = tensorferry.load_model(folder, trust_remote_code=True)
+    assert type(model).__name__ == "TinyModel"
+    assert torch.equal(model.get_parameter("linear.weight"), torch.eye(2))
