@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tensorferry.core.names import fold, template_of
-from tensorferry.core.plan import Plan, Step, problem_lines
+from tensorferry.core.plan import Plan, Source, Step, problem_lines
 from tensorferry.errors import shown
 
 __all__ = ["explain", "human_bytes"]
@@ -75,12 +75,17 @@ def _line(group: _Group) -> str:
     into, part = _folded(s.parameter for s in steps), _part(steps)
     if not first.sources:
         return f"  {into}{part} <- {first.fill} (declared default)"
-    sources = _folded(s.entry.name for step in steps for s in step.sources)
+    sources = _folded(s.entry.name for step in steps for s in _used(step))
     same = "" if sources == into else f" {sources}"
-    cut = "" if first.sources[0].region.is_whole else f" part {list(first.sources[0].region.shape)}"
+    entry, region = _used(first)[0]
+    cut = "" if region.is_whole else f" part {list(region.shape)}"
     via = f" via {first.via.op}" if first.via else ""
-    entry = first.sources[0].entry
     return f"  {into}{part} <-{same} {entry.dtype} {list(entry.shape)}{cut}{via}, {human_bytes(group.nbytes)}"
+
+
+def _used(step: Step) -> Sequence[Source]:
+    """Return the sources that something is taken of; all of them where that is none."""
+    return [s for s in step.sources if s.region.size] or step.sources
 
 
 def _part(steps: Sequence[Step]) -> str:

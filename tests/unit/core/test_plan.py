@@ -14,14 +14,15 @@ from helpers.core_values import catalogue_of, target_of
 from helpers.model_shapes import DeepSeek, Llama
 from helpers.model_targets import FUSED, catalogue_of_tensors, deepseek_rank, llama_rank
 from tensorferry.core import planning
-from tensorferry.core.boxes import Shape
+from tensorferry.core.boxes import Box, Region, Shape
 from tensorferry.core.dtypes import DTYPES
 from tensorferry.core.names import nearest
 from tensorferry.core.plan import Plan, Strictness, describe_problems
 from tensorferry.core.planning import make_plan
-from tensorferry.core.rules import Place
+from tensorferry.core.rules import Join, Place
 from tensorferry.core.ruleset import RuleSet
-from tensorferry.core.target import TargetTensor
+from tensorferry.core.target import Slot, TargetTensor
+from tensorferry.core.transforms import Chain, Custom, Stack, TensorSpec, Transpose
 from tensorferry.errors import PlanError
 from tensorferry.problems import Problem, ProblemKind
 
@@ -147,6 +148,20 @@ def test_an_explanation_says_whether_findings_stop_the_load() -> None:
 def test_ties_and_fills_are_explained() -> None:
     target = target_of({"embed": (2,)}) | {"head": TargetTensor("head", DTYPES["F32"], (2,), alias_of="embed")}
     assert "  head = embed (tied)" in make_plan(catalogue_of({"embed": (2,)}), target).explain()
+
+
+def test_only_the_inputs_that_something_is_taken_of_are_explained() -> None:
+    window = Slot(Region.whole((1, 3, 2)), (2, 3, 2), Region((2, 3, 2), Box((1, 0, 0), (2, 3, 2))))
+    target = {"w": TargetTensor("w", DTYPES["F32"], (1, 3, 2), {"": window})}
+    rules = RuleSet(Join(("e.{i}",), "w", Chain((Stack(), Transpose((0, 2, 1))))))
+    plan = make_plan(catalogue_of({"e.0": (2, 3), "e.1": (2, 3)}), target, rules)
+    assert "  w <- e.1 F32 [2, 3] via chain, 24 B" in plan.explain().splitlines()
+
+
+def test_a_value_made_of_nothing_is_explained() -> None:
+    ones = Custom("ones", TensorSpec(DTYPES["F32"], (2,)))
+    plan = make_plan(catalogue_of({"e.0": (0,)}), target_of({"w": (2,)}), RuleSet(Join(("e.{i}",), "w", ones)))
+    assert "  w <- e.0 F32 [0] via custom, 0 B" in plan.explain().splitlines()
 
 
 # -- JSON and fingerprints
