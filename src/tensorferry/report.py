@@ -83,7 +83,8 @@ class Report:
             f"  files: {self.selection}",
             f"  read {read} in {self.reads:,} reads for {needed} needed; {direct} straight into parameters, "
             f"at most {human_bytes(self.staging_peak)} staged",
-            *(f"  cast {n:,} tensor{'s' * (n != 1)} {pair}" for pair, n in self.casts.items()),
+            *(f"  on {device}: {_tensors(n)}" for device, n in self.devices.items() if set(self.devices) != {"cpu"}),
+            *(f"  cast {_tensors(n)} {pair}" for pair, n in self.casts.items()),
             *_named("tied", [f"{a} = {b}" for a, b in self.ties.items()]),
             *_named("computed by the model", self.computed),
             *(line for why, names in by_reason(self.streamed).items() for line in _named(f"streamed ({why})", names)),
@@ -116,6 +117,10 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     return list(value) if isinstance(value, tuple) else value
+
+
+def _tensors(number: int) -> str:
+    return f"{number:,} tensor" + "s" * (number != 1)
 
 
 def _named(what: str, names: Iterable[str]) -> list[str]:

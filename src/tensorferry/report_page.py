@@ -124,6 +124,8 @@ def _account(report: Report) -> Iterable[str]:
     yield _row("files", _folded(report.files))
     for why, names in by_reason(report.ignored_files).items():
         yield _row(f"left out: {why}", _folded(names))
+    for device, number in report.devices.items():
+        yield _row(f"on {device}", [f"{number:,} tensors"])
     for pair, number in report.casts.items():
         yield _row("cast", [f"{number:,} tensors {pair}"])
     yield _row("tied", _folded(f"{alias} = {owner}" for alias, owner in report.ties.items()))

@@ -46,6 +46,8 @@ def test_the_text_begins_with_what_was_loaded_read_and_checked() -> None:
         ({"casts": {"F32 -> BF16": 290}}, "cast 290 tensors F32 -> BF16"),
         ({"casts": {"F32 -> BF16": 1}}, "cast 1 tensor F32 -> BF16"),
         ({"ties": {"lm_head.weight": "embed.weight"}}, "tied: lm_head.weight = embed.weight"),
+        ({"devices": {"cpu": 3, "cuda:0": 1231}}, "on cpu: 3 tensors"),
+        ({"devices": {"cpu": 3, "cuda:0": 1231}}, "on cuda:0: 1,231 tensors"),
         ({"computed": ("rotary.inv_freq",)}, "computed by the model: rotary.inv_freq"),
         ({"streamed": {"h.0.a": "A = -exp(A_log)"}}, "streamed (A = -exp(A_log)): h.0.a"),
         ({"unexpected": ("more",)}, "unexpected, not used: more"),
@@ -87,6 +89,7 @@ KEYS = {
     "source", "format", "files", "selection", "ignored_files", "parameters", "entries", "bytes_needed", "bytes_read",
     "reads", "direct_bytes", "staging_peak", "executor", "fingerprint", "unexpected", "missing", "dropped", "ties",
     "computed", "streamed", "post_processed", "devices", "casts", "losses", "warnings", "verified", "seconds",
+    "devices",
 }  # fmt: skip
 
 

@@ -24,7 +24,7 @@ __all__ = ["load_checkpoint", "plan_checkpoint"]
 
 
 def plan_checkpoint(path: Path, *, dtype: str | None, strict: Strictness, **opening: Any) -> Plan:
-    """Return the plan of loading `path` into the model that its config.json names. Reads headers only."""
+    """Return the plan of loading `path` into the model that its config.json names. Touches nothing."""
     with _prepared(path, dtype, strict, opening) as (_, prepared):
         return prepared.plan
 

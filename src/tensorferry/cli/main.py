@@ -119,8 +119,8 @@ def inspect_command(path: Path, as_json: bool, names: str | None, every: bool, o
 def plan_command(path: Path, as_json: bool, dtype: str | None, strict: bool, opening: Mapping[str, Any]) -> None:
     """Show what loading would read and where it would go.
 
-    Into the transformers model that config.json names. Reads headers only; fails where checkpoint and model do not
-    fit, with every problem.
+    Into the transformers model that config.json names, which is built without memory. Fails where checkpoint and
+    model do not fit, with every problem.
     """
     from tensorferry.cli.loading import plan_checkpoint
 
