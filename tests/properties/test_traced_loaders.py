@@ -116,7 +116,9 @@ def _acted(kind: str, made: list[torch.Tensor], a: int, b: int, c: int) -> torch
 class Model(nn.Module):
     """Parameters of the shapes that the acts happen to make, filled by them."""
 
-    def __init__(self, shapes: list[tuple[tuple[int, ...], torch.dtype]], programs: list[list[Act]], how: list[int]) -> None:
+    def __init__(
+        self, shapes: list[tuple[tuple[int, ...], torch.dtype]], programs: list[list[Act]], how: list[int]
+    ) -> None:
         super().__init__()
         self.programs, self.how = programs, how
         for i, (shape, dtype) in enumerate(shapes):

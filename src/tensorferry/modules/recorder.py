@@ -298,10 +298,12 @@ class Guard(TorchFunctionMode):
     ) -> Any:
         if func in _HANDS_OUT_VALUES and self.recorder.touched(args[0]):
             self.recorder.refuse(f"looks at values ({func.__name__})")
-        if func is _SET_DATA:
+        if func == _SET_DATA:
             memory = self.recorder.memory.get(key_of(args[0]))
             if memory is not None and memory.labels:
                 return self.recorder.replaced(args[0], args[1])
+        if func is torch.Tensor.__getitem__:
+            args = (args[0], _with_known_numbers(args[1]))
         return func(*args, **(kwargs or {}))
 
 
@@ -310,6 +312,15 @@ _HANDS_OUT_VALUES = {
     torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.item, torch.Tensor.data_ptr,
     torch.Tensor.__array__, torch.Tensor.__dlpack__,
 }  # fmt: skip
+
+
+def _with_known_numbers(index: Any) -> Any:
+    """Return `index` with lists as tensors that have values; torch would put them on meta, and lose them."""
+    if isinstance(index, tuple):
+        return tuple(map(_with_known_numbers, index))
+    if isinstance(index, list) and all(isinstance(i, int) for i in index):
+        return torch.tensor(index, device="cpu")
+    return index
 
 
 def _between(into: torch.Tensor, source: tuple[int, Sequence[int]]) -> Copy:

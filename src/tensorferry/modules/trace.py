@@ -23,7 +23,7 @@ from tensorferry.core.rules import compiled
 from tensorferry.core.target import Target, TargetTensor
 from tensorferry.core.transforms import TensorSpec
 from tensorferry.errors import ConfigError, FinalizeError, shown
-from tensorferry.modules.contents import Contents
+from tensorferry.modules.contents import Contents, Patch
 from tensorferry.modules.describe import describe, places
 from tensorferry.modules.recorder import CannotFollow, Guard, Memory, Recorder, geometry, key_of
 from tensorferry.modules.snapshot import Snapshot, attribute_tensors
@@ -228,10 +228,12 @@ class _Account:
             return []
         if dtype_of(tensor.dtype) != held.dtype or tuple(tensor.shape) != spec.shape:
             return f"shares its memory with another type, or is packed {spec.dtype}"
-        try:
-            patches = held.covered(Copy.of(spec.shape, (0, strides_of(spec.shape)), geometry(tensor)))
-        except TooScattered:
-            return "is filled irregularly"
+        patches: Sequence[Patch] = held.patches
+        if geometry(tensor) != (0, strides_of(spec.shape)) or prod(spec.shape) != held.size:
+            try:
+                patches = held.covered(Copy.of(spec.shape, (0, strides_of(spec.shape)), geometry(tensor)))
+            except TooScattered:
+                return "is filled irregularly"
         steps: list[Step] = []
         for patch in patches:
             if patch.rounded not in (None, spec.dtype):

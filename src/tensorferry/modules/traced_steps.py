@@ -16,7 +16,10 @@ from tensorferry.modules.views import Copy, as_box, as_region, in_order, rounds
 __all__ = ["fill_steps", "steps_of"]
 
 FEW = 64
-"""Most steps that one copy becomes before a transpose is tried, or it counts as no plain copy."""
+"""Most steps that one copy becomes before it counts as no plain copy."""
+
+VERY_FEW = 8
+"""Most steps that one copy becomes rather than one transpose, which cannot be read straight into a parameter."""
 
 
 def steps_of(parameter: str, spec: TensorSpec, patch: Patch) -> list[Step] | None:
@@ -25,9 +28,12 @@ def steps_of(parameter: str, spec: TensorSpec, patch: Patch) -> list[Step] | Non
     if patch.entry is None:
         return _filled(parameter, spec, copy, patch.fill)
     parts = in_order(copy, FEW)
-    if parts is None:
+    if parts is None or len(parts) > VERY_FEW:
         step = _transposed(parameter, spec, copy, patch.entry)
-        return None if step is None else [step]
+        if step is not None:
+            return [step]
+    if parts is None:
+        return None
     steps: list[Step] = []
     for part in parts:
         more = _plain(parameter, spec, part, patch.entry)

@@ -1,0 +1,365 @@
+"""Loaders that do more than copying: what cannot be planned is named, streamed, and right in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.checkpoints import ar, write_safetensors
+from helpers.old_loaders import Loaded, load_both_ways, poisoned
+from torch import nn
+
+from tensorferry.errors import ConfigError, FinalizeError
+from tensorferry.formats.opening import open_files
+from tensorferry.modules.trace import Traced, stream_opaque, trace
+
+Load = Callable[["Model", dict[str, torch.Tensor], str, torch.Tensor], None]
+SHAPES = {"a": (4, 6), "b": (4, 6), "norm": (6,)}
+
+
+class Model(nn.Module):
+    """Parameters called like the entries; `each` loads one entry, `end` comes after the last."""
+
+    def __init__(self, each: Load, end: Callable[[Model], None] | None = None) -> None:
+        super().__init__()
+        for name, shape in SHAPES.items():
+            self.register_parameter(name, nn.Parameter(torch.empty(shape)))
+        self.register_buffer("table", torch.empty(6), persistent=False)
+        self.each, self.end = each, end
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> object:
+        parameters = {n: p.data for n, p in self.named_parameters()}
+        for name, weight in weights:
+            self.each(self, parameters, name, weight)
+        if self.end is not None:
+            self.end(self)
+        return None
+
+
+def plainly(model: Model, parameters: dict[str, torch.Tensor], name: str, weight: torch.Tensor) -> None:
+    parameters[name].copy_(weight)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    tensors = {name: ar(*shape, start=100.0 * i + 1) for i, (name, shape) in enumerate(SHAPES.items())}
+    return write_safetensors(tmp_path / "model.safetensors", tensors).parent
+
+
+def traced_of(folder: Path, make: Callable[[], nn.Module]) -> Traced:
+    with open_files(folder) as opened:
+        return trace(make(), opened.catalogue)
+
+
+def both(folder: Path, each: Load, end: Callable[[Model], None] | None = None) -> Loaded:
+    """Trace on a twin and on the model itself; both must end right and agree."""
+    on_meta = load_both_ways(lambda: Model(each, end), folder)
+    itself = load_both_ways(lambda: Model(each, end), folder, on_meta=False)
+    on_meta.assert_equal()
+    itself.assert_equal()
+    assert on_meta.traced.stream == itself.traced.stream
+    assert on_meta.traced.opaque == itself.traced.opaque
+    return on_meta
+
+
+def test_adding_one_is_opaque_and_only_that_entry_is_streamed(folder: Path) -> None:
+    def gemma(model: Model, parameters: dict[str, torch.Tensor], name: str, weight: torch.Tensor) -> None:
+        parameters[name].copy_(weight + 1 if name == "norm" else weight)
+
+    loaded = both(folder, gemma)
+    assert loaded.traced.opaque == {"norm": "is computed by add"}
+    assert loaded.traced.stream == ("norm",)
+    assert {s.parameter for s in loaded.traced.plan.steps} == {"a", "b"}
+    assert loaded.counters.bytes_read == loaded.traced.plan.bytes_needed == 2 * 4 * 6 * 4
+
+
+def test_a_change_in_place_after_the_copy_is_opaque(folder: Path) -> None:
+    def mamba(model: Model, parameters: dict[str, torch.Tensor], name: str, weight: torch.Tensor) -> None:
+        parameters[name].copy_(weight)
+        if name == "norm":
+            parameters[name].copy_(-torch.exp(parameters[name].float() * 0.01))
+
+    loaded = both(folder, mamba)
+    assert loaded.traced.opaque == {"norm": "is computed by neg"}
+    assert loaded.traced.stream == ("norm",)
+
+
+@pytest.mark.parametrize("change", [lambda p: p.mul_(2), lambda p: p[:2].add_(1), lambda p: p.neg_().exp_()])
+def test_an_operation_that_writes_to_the_parameter_is_opaque(
+    folder: Path, change: Callable[[torch.Tensor], object]
+) -> None:
+    def each(model: Model, parameters: dict[str, torch.Tensor], name: str, weight: torch.Tensor) -> None:
+        parameters[name].copy_(weight)
+        if name == "b":
+            change(parameters[name])
+
+    loaded = both(folder, each)
+    assert list(loaded.traced.opaque) == ["b"]
+    assert loaded.traced.stream == ("b",)
+
+
+def test_a_change_of_the_entry_itself_is_opaque(folder: Path) -> None:
+    def each(model: Model, parameters: dict[str, torch.Tensor], name: str, weight: torch.Tensor) -> None:
+        parameters[name].copy_(weight.mul_(3) if name == "a" else weight)
+
+    assert both(folder, each).traced.opaque == {"a": "is changed in place by mul_"}
+
+
+def test_what_is_written_after_the_last_entry_needs_the_entries_that_it_came_from(folder: Path) -> None:
+    def end(model: Model) -> None:
+        model.a.data.copy_(-torch.exp(model.a.data * 0.01))
+
+    loaded = both(folder, plainly, end)
+    assert loaded.traced.opaque == {"a": "is computed by neg"}
+    assert loaded.traced.stream == ("a",)
+
+
+def test_a_value_of_several_entries_needs_them_all(folder: Path) -> None:
+    class Held(Model):
+        def __init__(self) -> None:
+            super().__init__(plainly)
+
+        def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+            held = {}
+            for name, weight in weights:
+                held[name] = weight
+                if name == "b":
+                    self.a.data.copy_(held["a"] * held["b"])
+                elif name == "norm":
+                    self.norm.data.copy_(weight)
+                    self.b.data.fill_(1)
+
+    loaded = load_both_ways(Held, folder)
+    loaded.assert_equal()
+    assert loaded.traced.opaque == {"a": "is computed by mul"}
+    assert loaded.traced.stream == ("a", "b")
+
+
+def test_entries_gathered_first_and_used_later_are_traced_too(folder: Path) -> None:
+    class Gathering(Model):
+        def __init__(self) -> None:
+            super().__init__(plainly)
+
+        def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+            held = dict(weights)
+            for name, weight in held.items():
+                self.get_parameter(name).data.copy_(weight)
+
+    loaded = load_both_ways(Gathering, folder)
+    loaded.assert_equal()
+    assert not loaded.traced.opaque
+
+
+def test_a_loader_that_needs_every_entry_for_an_opaque_part_gets_every_entry(folder: Path) -> None:
+    class Demanding(Model):
+        def __init__(self) -> None:
+            super().__init__(plainly)
+
+        def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+            held = dict(weights)
+            self.a.data.copy_(held["a"] + 1)
+            self.b.data.copy_(held["b"])
+            self.norm.data.copy_(held["norm"])
+
+    loaded = load_both_ways(Demanding, folder)
+    loaded.assert_equal()
+    assert loaded.traced.fallback is not None
+    assert loaded.traced.fallback.startswith("cannot load a part of the checkpoint: it fails without values: KeyError")
+    assert loaded.traced.stream == ("a", "b", "norm")
+    assert loaded.traced.plan.steps == ()
+
+
+def test_a_loader_whose_second_run_would_undo_the_plan_gets_every_entry(folder: Path) -> None:
+    class Clearing(Model):
+        def __init__(self) -> None:
+            super().__init__(plainly)
+
+        def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+            self.a.data.zero_()
+            for name, weight in weights:
+                self.get_parameter(name).data.copy_(weight * 2 if name == "norm" else weight)
+
+    loaded = load_both_ways(Clearing, folder)
+    loaded.assert_equal()
+    assert loaded.traced.fallback == "treats a otherwise when it gets only a part of the checkpoint"
+
+
+@pytest.mark.parametrize("look", [
+    lambda w: w.sum().item(), lambda w: bool((w == 0).all()), lambda w: w.flatten().tolist(),
+    lambda w: torch.equal(w, w), lambda w: w.numpy(), lambda w: w.nonzero(), lambda w: float(w.flatten()[0]),
+])  # fmt: skip
+def test_a_loader_that_looks_at_values_is_streamed_whole(folder: Path, look: Callable[[torch.Tensor], object]) -> None:
+    def each(model: Model, parameters: dict[str, torch.Tensor], name: str, weight: torch.Tensor) -> None:
+        look(weight)
+        parameters[name].copy_(weight)
+
+    loaded = both(folder, each)
+    assert loaded.traced.stream == ("a", "b", "norm")
+    assert set(loaded.traced.opaque) == {"a", "b", "norm"}
+    assert loaded.traced.fallback is not None
+    assert "values" in loaded.traced.fallback
+
+
+def test_values_in_memory_that_the_loader_made_are_not_looked_at_either(folder: Path) -> None:
+    def each(model: Model, parameters: dict[str, torch.Tensor], name: str, weight: torch.Tensor) -> None:
+        scratch = torch.zeros(weight.shape)
+        scratch.copy_(weight)
+        parameters[name].copy_(weight if scratch.sum().item() > 0 else -weight)
+
+    loaded = both(folder, each)
+    assert loaded.traced.fallback == "looks at values (item)"
+
+
+def test_a_loader_that_swallows_the_refusal_is_not_believed(folder: Path) -> None:
+    def each(model: Model, parameters: dict[str, torch.Tensor], name: str, weight: torch.Tensor) -> None:
+        try:
+            scale = weight.max().item()
+        except RuntimeError:
+            scale = 1.0
+        parameters[name].fill_(scale)
+
+    assert both(folder, each).traced.fallback == "looks at values (item)"
+
+
+def test_assigning_to_data_is_opaque(folder: Path) -> None:
+    def each(model: Model, parameters: dict[str, torch.Tensor], name: str, weight: torch.Tensor) -> None:
+        if name == "a":
+            model.a.data = weight.clone()
+        else:
+            parameters[name].copy_(weight)
+
+    assert both(folder, each).traced.opaque == {"a": "is replaced by assigning to its data"}
+
+
+def test_a_new_parameter_object_is_opaque_and_the_old_one_stays_while_tracing(folder: Path) -> None:
+    def each(model: Model, parameters: dict[str, torch.Tensor], name: str, weight: torch.Tensor) -> None:
+        if name == "a":
+            model.a = nn.Parameter(weight * 2)
+        else:
+            parameters[name].copy_(weight)
+
+    model = Model(each)
+    before = model.a
+    traced = traced_of(folder, lambda: model)
+    assert model.a is before
+    assert traced.opaque == {"a": "is set by the loader to a tensor of its own"}
+    assert traced.stream == ("a",)
+
+
+def test_attributes_that_the_loader_sets_are_taken_back_and_set_again_by_streaming(folder: Path) -> None:
+    def each(model: Model, parameters: dict[str, torch.Tensor], name: str, weight: torch.Tensor) -> None:
+        if name == "norm":
+            model.kept = weight * 2
+            model.flags = {"norm": weight}
+        parameters[name].copy_(weight)
+
+    model = Model(each)
+    traced = traced_of(folder, lambda: model)
+    assert not hasattr(model, "kept")
+    assert not hasattr(model, "flags")
+    assert traced.stream == ("norm",)
+    assert set(traced.opaque) == {"kept", "flags[norm]"}
+    loaded = load_both_ways(lambda: Model(each), folder)
+    assert torch.equal(loaded.got.kept, loaded.expected.kept)
+
+
+def test_a_buffer_that_no_checkpoint_fills_is_left_to_the_loader(folder: Path) -> None:
+    def each(model: Model, parameters: dict[str, torch.Tensor], name: str, weight: torch.Tensor) -> None:
+        parameters[name].copy_(weight)
+        if name == "norm":
+            model.table.copy_(weight)
+
+    loaded = both(folder, each)
+    assert loaded.traced.opaque == {"table": "is no parameter, and filled by the loader"}
+    assert torch.equal(loaded.got.table, loaded.expected.table)
+    assert {s.parameter for s in loaded.traced.plan.steps} == {"a", "b", "norm"}
+
+
+def test_a_tensor_that_is_neither_the_models_nor_the_loaders_is_not_written_while_tracing(folder: Path) -> None:
+    outside = torch.zeros(6)
+
+    def each(model: Model, parameters: dict[str, torch.Tensor], name: str, weight: torch.Tensor) -> None:
+        parameters[name].copy_(weight)
+        if name == "norm":
+            outside.copy_(weight)
+
+    traced = traced_of(folder, lambda: Model(each))
+    assert torch.equal(outside, torch.zeros(6))
+    assert list(traced.opaque) == ["a tensor that is no parameter"]
+    assert traced.stream == ("norm",)
+
+
+def test_a_parameter_that_only_the_loader_computes_is_streamed_without_entries(folder: Path) -> None:
+    class Constant(Model):
+        def __init__(self) -> None:
+            super().__init__(plainly)
+
+        def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+            for name, weight in weights:
+                if name != "norm":
+                    self.get_parameter(name).data.copy_(weight)
+            self.norm.data.copy_(torch.arange(6.0))
+
+    loaded = load_both_ways(Constant, folder)
+    loaded.assert_equal()
+    assert loaded.traced.opaque == {"norm": "is written from a tensor that is not in the checkpoint"}
+    assert loaded.traced.stream == ()
+    assert [d.name for d in loaded.traced.plan.dropped] == ["norm"]
+
+
+def test_a_loader_that_fails_says_why_everything_is_streamed(folder: Path) -> None:
+    def each(model: Model, parameters: dict[str, torch.Tensor], name: str, weight: torch.Tensor) -> None:
+        raise KeyError(name)
+
+    traced = traced_of(folder, lambda: Model(each))
+    assert traced.fallback == "fails without values: KeyError: 'a'"
+    assert (
+        traced.opaque["b"] == "everything is streamed, because the model's loader fails without values: KeyError: 'a'"
+    )
+
+
+def test_streaming_passes_over_other_entries_and_misses_none(folder: Path) -> None:
+    def gemma(model: Model, parameters: dict[str, torch.Tensor], name: str, weight: torch.Tensor) -> None:
+        parameters[name].copy_(weight + 1 if name != "b" else weight)
+
+    seen: list[str] = []
+
+    def all_of_them() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, shape in SHAPES.items():
+            seen.append(name)
+            yield name, torch.ones(shape)
+
+    model = poisoned(Model(gemma))
+    traced = traced_of(folder, lambda: model)
+    stream_opaque(model, traced, all_of_them())
+    assert seen == ["a", "b", "norm"]
+    assert bool((model.a == 2).all())
+    assert bool((model.b == 77).all())
+    with pytest.raises(FinalizeError, match="1 entries that the model's loader needs were not streamed.*'norm'"):
+        stream_opaque(model, traced, [("a", torch.ones(4, 6))])
+
+
+def test_nothing_is_streamed_where_nothing_is_opaque(folder: Path) -> None:
+    traced = traced_of(folder, lambda: Model(plainly))
+    assert stream_opaque(Model(plainly), traced, iter(())) is None
+
+
+def test_a_model_without_a_loader_is_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="Linear has no load_weights"):
+        traced_of(folder, lambda: nn.Linear(2, 2))
+
+
+def test_a_loader_may_be_passed_beside_the_model(folder: Path) -> None:
+    model = Model(plainly)
+
+    def load(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[str]:
+        for name, weight in weights:
+            model.get_parameter(name).data.copy_(weight)
+            yield name
+
+    with open_files(folder) as opened:
+        traced = trace(model, opened.catalogue, load_weights=load)
+    assert traced.loaded == {"a", "b", "norm"}
+    assert len(traced.plan.steps) == 3
