@@ -76,15 +76,19 @@ class Report:
         return "\n".join(shown(line, _LINE) for line in self._lines())
 
     def _lines(self) -> list[str]:
-        count = f"{len(self.files)} file" + ("s" if len(self.files) != 1 else "")
+        count, reads = _counted(len(self.files), "file"), _counted(self.reads, "read")
         read, needed, direct = map(human_bytes, (self.bytes_read, self.bytes_needed, self.direct_bytes))
         lines = [
-            f"loaded {self.parameters:,} parameters from {self.source} ({self.format}, {count})",
+            f"loaded {_counted(self.parameters, 'parameter')} from {self.source} ({self.format}, {count})",
             f"  files: {self.selection}",
-            f"  read {read} in {self.reads:,} reads for {needed} needed; {direct} straight into parameters, "
+            f"  read {read} in {reads} for {needed} needed; {direct} straight into parameters, "
             f"at most {human_bytes(self.staging_peak)} staged",
-            *(f"  on {device}: {_tensors(n)}" for device, n in self.devices.items() if set(self.devices) != {"cpu"}),
-            *(f"  cast {_tensors(n)} {pair}" for pair, n in self.casts.items()),
+            *(
+                f"  on {device}: {_counted(n, 'tensor')}"
+                for device, n in self.devices.items()
+                if set(self.devices) != {"cpu"}
+            ),
+            *(f"  cast {_counted(n, 'tensor')} {pair}" for pair, n in self.casts.items()),
             *_named("tied", [f"{a} = {b}" for a, b in self.ties.items()]),
             *_named("computed by the model", self.computed),
             *(line for why, names in by_reason(self.streamed).items() for line in _named(f"streamed ({why})", names)),
@@ -119,8 +123,8 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _tensors(number: int) -> str:
-    return f"{number:,} tensor" + "s" * (number != 1)
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}" + "s" * (number != 1)
 
 
 def _named(what: str, names: Iterable[str]) -> list[str]:

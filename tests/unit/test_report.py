@@ -62,6 +62,12 @@ def test_the_text_has_a_line_for(changes: dict[str, object], line: str) -> None:
     assert f"  {line}" in str(replace(REPORT, **changes)).splitlines()  # type: ignore[arg-type]
 
 
+def test_one_is_not_many() -> None:
+    text = str(replace(REPORT, parameters=1, reads=1, files=("model.safetensors",)))
+    assert text.startswith("loaded 1 parameter from llama (safetensors, 1 file)\n")
+    assert " in 1 read for " in text
+
+
 def test_dropped_entries_are_told_by_reason_with_their_layers_folded() -> None:
     dropped = {f"h.{n}.expert.w": "expert of another rank" for n in range(32)} | {"mtp.w": "draft layer"}
     text = str(replace(REPORT, dropped=dropped))
@@ -89,7 +95,6 @@ KEYS = {
     "source", "format", "files", "selection", "ignored_files", "parameters", "entries", "bytes_needed", "bytes_read",
     "reads", "direct_bytes", "staging_peak", "executor", "fingerprint", "unexpected", "missing", "dropped", "ties",
     "computed", "streamed", "post_processed", "devices", "casts", "losses", "warnings", "verified", "seconds",
-    "devices",
 }  # fmt: skip
 
 
