@@ -23,6 +23,7 @@ Identity = tuple[int, ...]
 _HUB_REPOSITORY = re.compile(r"(?:models|datasets|spaces)--[^/]+")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _DENIED = (errno.EACCES, errno.EPERM)
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE)
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
 
@@ -41,6 +42,8 @@ class Folder:
 
     def __init__(self, given: str | os.PathLike[str]) -> None:
         self.given = os.fspath(given)
+        if "\0" in self.given:
+            raise LocateError(f"{shown(self.given, 300)}: no file or folder has a NUL character in its name")
         self._root = os.path.realpath(self.given)
         self._allowed = _allowed_root(self._root)
         try:
@@ -129,6 +132,8 @@ def located(error: OSError, label: str, link: str | None = None) -> LocateError 
     """Return `error`, met on the way to a file, as one of ours. link: where the file points, if it is a link."""
     if error.errno in _DENIED:
         return AccessDenied(f"{label}: {error.strerror}")
+    if error.errno in _EXHAUSTED:
+        return ReadError(f"{label}: {error.strerror}: this process may not open more, see `ulimit -n`")
     if error.errno in _ABSENT and link is not None:
         return LocateError(f"broken link {label} -> {shown(link, 300)}: what it points to is not there")
     return (

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
+import resource
 import sys
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from threading import Lock
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from tensorferry.errors import ReadError
 from tensorferry.storage.base import File
@@ -20,6 +22,8 @@ from tensorferry.storage.folder import Folder, Identity, identity_of, located, r
 __all__ = ["Counters", "LocalStorage"]
 
 _IOV_MAX = 1024  # buffers that one preadv takes on Linux
+_T = TypeVar("_T")
+_SHARE = 4  # one in so many of the descriptors that the process may have is ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +50,16 @@ class LocalStorage:
     Nothing outside the folder is opened, whatever a path or a link says; see `Folder` for the links of a hub cache.
     The folder itself may be a link. All methods may be called from several threads.
 
-    A file is opened when it is first read and stays open, up to `max_open` files at once; the one that was not
-    used for longest gives way, and must be the same file when it is opened again. Use the storage as a context
-    manager, or call `close`.
+    A file is opened when it is first read and stays open, up to `max_open` files at once, or a quarter of what the
+    process may open; the one that was not used for longest gives way, and must be the same file when it is opened
+    again. Use the storage as a context manager, or call `close`.
 
     Raises LocateError if `root` is not there or not a folder, AccessDenied if it may not be looked into.
     """
 
     def __init__(self, root: str | os.PathLike[str], *, max_open: int = 128) -> None:
         self._folder = Folder(root)
-        self._max_open = max_open
+        self._max_open = min(max_open, _most_descriptors() // _SHARE)
         self._lock = Lock()
         self._handles: OrderedDict[str, _Handle] = OrderedDict()
         self._opened: dict[str, Identity] = {}
@@ -130,9 +134,9 @@ class LocalStorage:
         with self._lend(path) as handle, self._lock:
             if path not in self._maps:
                 try:
-                    self._maps[path] = _mapped(handle.fd)
+                    self._maps[path] = self._with_room(lambda: _mapped(handle.fd))
                 except OSError as error:
-                    raise ReadError(f"{self._folder.label(path)}: cannot be mapped: {error.strerror}") from None
+                    raise located(error, f"{self._folder.label(path)}: cannot be mapped") from None
             return self._maps[path]
 
     def check_unchanged(self) -> None:
@@ -184,7 +188,7 @@ class LocalStorage:
             handle.users += 1
             self._handles.move_to_end(path)
             if len(self._handles) > self._max_open:
-                self._evict()
+                self._evict(self._max_open)
         return handle
 
     def _release(self, handle: _Handle) -> None:
@@ -194,16 +198,28 @@ class LocalStorage:
         if unwanted:
             os.close(handle.fd)
 
-    def _evict(self) -> None:
-        idle = [path for path, handle in self._handles.items() if not handle.users]
-        for path in idle[: len(self._handles) - self._max_open]:
+    def _evict(self, most: int) -> bool:
+        """Close idle files until at most `most` are open; return whether there was one to close."""
+        idle = [path for path, handle in self._handles.items() if not handle.users][: len(self._handles) - most]
+        for path in idle:
             os.close(self._handles.pop(path).fd)
+        return bool(idle)
+
+    def _with_room(self, act: Callable[[], _T]) -> _T:
+        """Return ``act()``, which takes a descriptor: where the process has none left, ours make room for it."""
+        while True:
+            try:
+                return act()
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._evict(len(self._handles) // 2):
+                    raise
 
     def _open(self, path: str) -> int:
         real, _ = self._folder.resolve(path)
         try:
             # The real path has no links, so a link there now was just put in; a pipe just put in would wait forever.
-            fd = os.open(real, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+            fd = self._with_room(lambda: os.open(real, flags))
         except OSError as error:
             raise located(error, self._folder.label(path)) from None
         try:
@@ -230,6 +246,11 @@ class LocalStorage:
                 f"{self._folder.label(path)}: changed while it was in use: {_difference(before, now)}; "
                 "what was read from it cannot be trusted: load again"
             )
+
+
+def _most_descriptors() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
 def _difference(before: Identity, now: Identity | None) -> str:
