@@ -122,7 +122,7 @@ def test_a_thread_that_is_reading_when_another_one_fails_does_not_begin_another_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plan, data = _planned({f"t{i}": ar(16, start=100 * i) for i in range(4)}, gap=4096)
-    ending = threading.Event()
+    begun, ending = threading.Event(), threading.Event()
 
     class Pool(ThreadPoolExecutor):
         def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -131,7 +131,9 @@ def test_a_thread_that_is_reading_when_another_one_fails_does_not_begin_another_
 
     def fail(path: str, offset: int, length: int) -> None:
         if offset > 0:
+            assert begun.wait(60)
             raise ReadError("f: gone")
+        begun.set()
         assert ending.wait(60)
 
     monkeypatch.setattr("tensorferry.execute.threaded.ThreadPoolExecutor", Pool)
