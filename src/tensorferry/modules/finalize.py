@@ -14,8 +14,11 @@ from tensorferry.core.names import fold
 from tensorferry.core.target import Target
 from tensorferry.errors import FinalizeError
 from tensorferry.modules.describe import owner_of, places
+from tensorferry.numerics.memory import return_free_memory
 
 __all__ = ["Completion", "DerivesBuffers", "PostProcesses", "derive_buffers", "refuse_unfilled"]
+
+_RETURNED = 32 << 20  # bytes of parameters that hooks may have replaced, after which their memory is handed back
 
 
 @runtime_checkable
@@ -51,6 +54,7 @@ class Completion:
         self._modules = {name: module for name, module in _children_first(model) if _hooks(module)}
         self._inside: dict[str, list[str]] = {}
         self._processed: dict[str, None] = dict.fromkeys(done)
+        self._freed = 0
         names = {id(module): name for name, module in self._modules.items()}
         for name, module in self._modules.items():
             inner = (id(m) for _, m in _children_first(module) if m is not module)
@@ -83,6 +87,7 @@ class Completion:
             self._run(inner)
         self._processed[name] = None
         module = self._modules[name]
+        self._freed += sum(p.nbytes for p in module.parameters(recurse=False) if p.device.type == "cpu")
         try:
             with _keeping_attributes(module), _on_its_device(module):
                 for hook in _hooks(module):
@@ -90,6 +95,9 @@ class Completion:
         except Exception as error:
             error.add_note(f"while post-processing the module {name or '(root)'!r} after loading its weights")
             raise
+        if self._freed >= _RETURNED:
+            self._freed = 0
+            return_free_memory()
 
 
 def _names_in(prefix: str, module: nn.Module) -> list[str]:

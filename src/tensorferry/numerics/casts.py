@@ -14,7 +14,7 @@ from tensorferry.numerics.torch_dtypes import dtype_of
 
 __all__ = ["Loss", "copy_counting", "fill", "writing"]
 
-_BLOCK = 1 << 18  # elements looked at together, so that counting needs no memory to speak of
+_BLOCK = 1 << 16  # elements looked at together, so that counting needs no memory to speak of
 
 
 class Loss(NamedTuple):

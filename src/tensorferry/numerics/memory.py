@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+from functools import cache
 from math import prod
+from typing import Any
 
 import torch
 
@@ -11,7 +13,7 @@ from tensorferry.core.boxes import Region, Shape
 from tensorferry.core.dtypes import DType
 from tensorferry.numerics.torch_dtypes import torch_dtype, torch_elements
 
-__all__ = ["bytes_of", "strided_view", "view_region"]
+__all__ = ["bytes_of", "return_free_memory", "strided_view", "view_region"]
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
@@ -48,3 +50,18 @@ def view_region(tensor: torch.Tensor, region: Region) -> torch.Tensor:
     if tuple(tensor.shape) != region.view:
         tensor = tensor.view(region.view)
     return tensor if region.is_whole else tensor[region.box.slices]
+
+
+def return_free_memory() -> None:
+    """Hand freed memory back to the system where the C library keeps it (glibc, up to 32 MiB a piece); else nothing."""
+    trim = _malloc_trim()
+    if trim is not None:
+        trim(0)
+
+
+@cache
+def _malloc_trim() -> Any:  # a function of the C library
+    try:
+        return ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):
+        return None
