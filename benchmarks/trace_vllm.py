@@ -2,8 +2,8 @@
 
 For each architecture a tiny random model is built and saved with transformers. vLLM's model of it is then filled twice:
 by really running its loader over the whole checkpoint, and by tracing the same loader on a twin on meta (on the model
-itself where its constructor needs values), executing the plan, and streaming what is opaque. Both must be equal, bit for
-bit, on every rank.
+itself where its constructor needs values), executing the plan, and streaming what is opaque. Both must be equal, bit
+for bit, on every rank.
 
 It needs an environment of its own, with vLLM for CPU and tensorferry in it::
 
@@ -237,8 +237,9 @@ def summary(ranks: list[dict[str, Any]]) -> dict[str, Any]:
     if failed:
         return {"whole": False, "right": False, **failed[0]}
     most = max(ranks, key=lambda r: r["planned_bytes"] + r["streamed_bytes"])
-    whole, right = not any(r["opaque"] for r in ranks), not any(r["different"] for r in ranks)
-    return {**most, "whole": whole, "right": right, "different": [n for r in ranks for n in r["different"]]}
+    opaque = {name: why for r in ranks for name, why in r["opaque"].items()}
+    different = [n for r in ranks for n in r["different"]]
+    return {**most, "opaque": opaque, "different": different, "whole": not opaque, "right": not different}
 
 
 def row(found: dict[str, Any]) -> str:

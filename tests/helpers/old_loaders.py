@@ -1,4 +1,4 @@
-"""Models that bring their own ``load_weights(iterable)``, in the manner of small inference engines, and their checkpoints.
+"""Models with their own ``load_weights(iterable)``, in the manner of small inference engines, and their checkpoints.
 
 Rank and size are arguments. `load_both_ways` fills one by really running its loader and one by tracing it.
 """

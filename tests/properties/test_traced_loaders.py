@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from tensorferry.core.boxes import Box
 from tensorferry.core.catalogue import Catalogue, TensorEntry
 from tensorferry.core.plan import Plan
+from tensorferry.core.transforms import TensorSpec
 from tensorferry.modules.trace import stream_opaque, trace
 from tensorferry.numerics.compute import compute
 from tensorferry.numerics.memory import view_region
 from tensorferry.numerics.torch_dtypes import dtype_of
-from tensorferry.core.boxes import Box
-from tensorferry.core.transforms import TensorSpec
 
-Act = Callable[[list[torch.Tensor], Any], None]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
@@ -42,75 +40,78 @@ def run_plan(plan: Plan, values: dict[str, torch.Tensor], parameters: dict[str, 
         into.copy_(read.reshape(into.shape))
 
 
-@st.composite
-def one_act(draw: st.DrawFn) -> Act:
-    """One thing that loaders do, to the tensor that they work on (the last of a list) or with earlier ones."""
-    kind = draw(st.sampled_from(
-        ["narrow", "permute", "split", "merge", "chunk", "clone", "cast", "cat", "stack", "pick", "repeat", "select",
-         "add", "scratch", "step", "expand", "contiguous", "unsqueeze", "change", "mask"]
-    ))  # fmt: skip
-    a, b, c = (draw(st.integers(0, 1 << 16)) for _ in range(3))
-
-    def act(made: list[torch.Tensor], _: Any) -> None:
-        made.append(_acted(kind, made, a, b, c))
-
-    return act
+def of_values(t: torch.Tensor, a: int, b: int, c: int) -> list[Callable[[], torch.Tensor]]:
+    """What goes for a tensor of any shape."""
+    return [
+        lambda: t.to(DTYPES[a % 3]),
+        t.clone,
+        t.contiguous,
+        lambda: t + 1 if a % 4 == 0 else t,
+        lambda: t.mul_(2) if a % 8 == 0 and t.is_contiguous() else t,
+        lambda: t.unsqueeze(a % (t.dim() + 1)) if t.dim() < 5 else t,
+    ]
 
 
-def _acted(kind: str, made: list[torch.Tensor], a: int, b: int, c: int) -> torch.Tensor:  # noqa: PLR0911
-    t = made[-1]
-    other = made[a % len(made)]
-    if kind == "cast":
-        return t.to(DTYPES[a % 3])
-    if kind == "clone":
-        return t.clone()
-    if kind == "contiguous":
-        return t.contiguous()
-    if kind == "add":
-        return t + 1 if a % 4 == 0 else t
-    if kind == "change":
-        return t.mul_(2) if a % 8 == 0 and t.is_contiguous() else t
-    if kind == "unsqueeze" or t.dim() == 0:
-        return t.unsqueeze(a % (t.dim() + 1)) if t.dim() < 5 else t
+def of_dimensions(t: torch.Tensor, a: int, b: int, c: int) -> list[Callable[[], torch.Tensor]]:
+    """What goes for a dimension, empty or not."""
+    dim = a % t.dim()
+    few = t.numel() < 200 and t.dim() < 5
+    return [
+        lambda: t.transpose(dim, b % t.dim()),
+        lambda: t.flatten(dim, min(dim + 1, t.dim() - 1)),
+        lambda: torch.cat(list(t.chunk(2, dim))[::-1], dim),
+        lambda: torch.stack([t, t.flip(0).flip(0) if b % 4 == 0 else t], dim) if few else t,
+        lambda: t.repeat_interleave(2, dim) if few else t,
+        lambda: t.unsqueeze(dim).expand(*t.shape[:dim], 2, *t.shape[dim:]) if few else t,
+    ]
+
+
+def of_elements(t: torch.Tensor, a: int, b: int, c: int) -> list[Callable[[], torch.Tensor]]:
+    """What needs elements in a dimension."""
     dim = a % t.dim()
     n = t.shape[dim]
-    if kind == "permute":
-        return t.transpose(dim, b % t.dim())
-    if kind == "merge":
-        return t.flatten(dim, min(dim + 1, t.dim() - 1))
-    if kind == "cat" or kind == "stack":
-        if other.shape == t.shape and other.dtype == t.dtype and t.numel() < 500:
-            return torch.cat([t, other], dim) if kind == "cat" else torch.stack([other, t], dim)
-        return torch.cat(list(t.chunk(2, dim))[::-1], dim)
-    if kind == "repeat":
-        return t.repeat_interleave(2, dim) if t.numel() < 200 else t
-    if kind == "expand":
-        return t.unsqueeze(dim).expand(*t.shape[:dim], 2, *t.shape[dim:]) if t.numel() < 200 and t.dim() < 5 else t
-    if n == 0:
-        return t
-    if kind == "narrow":
-        start = b % n
-        return t.narrow(dim, start, 1 + c % (n - start))
-    if kind == "split":
-        k = [k for k in range(1, n + 1) if n % k == 0][b % 3 % len([k for k in range(1, n + 1) if n % k == 0])]
-        return t.reshape(*t.shape[:dim], k, n // k, *t.shape[dim + 1 :])
-    if kind == "chunk":
-        return t.chunk(2, dim)[-1]
-    if kind == "select":
-        return t.select(dim, b % n)
-    if kind == "step":
-        return t[(*[slice(None)] * dim, slice(b % n, None, 1 + c % 3))]
-    if kind == "pick":
-        index = torch.arange(n).flip(0) if b % 2 else torch.tensor([b % n, c % n])
-        return t.index_select(dim, index)
-    if kind == "mask":
-        return t[(*[slice(None)] * dim, torch.arange(n) % 2 == b % 2)]
-    assert kind == "scratch"
-    buffer = torch.zeros(t.shape, dtype=t.dtype) if b % 2 else torch.empty_like(t)
+    start = b % n
+    parts = [k for k in range(1, n + 1) if n % k == 0]
+    turned = torch.arange(n).flip(0) if b % 2 else torch.tensor([b % n, c % n])
+    return [
+        lambda: t.narrow(dim, start, 1 + c % (n - start)),
+        lambda: t.reshape(*t.shape[:dim], (k := parts[b % len(parts)]), n // k, *t.shape[dim + 1 :]),
+        lambda: t.chunk(2, dim)[-1],
+        lambda: t.select(dim, start),
+        lambda: t.movedim(dim, 0)[start :: 1 + c % 3],
+        lambda: t.index_select(dim, turned),
+        lambda: t.movedim(dim, 0)[torch.arange(n) % 2 == b % 2],
+        lambda: through_scratch(t, dim, zeros=bool(b % 2)),
+    ]
+
+
+def through_scratch(t: torch.Tensor, dim: int, *, zeros: bool) -> torch.Tensor:
+    """Exchange the halves of a dimension by way of memory that the loader makes."""
+    n = t.shape[dim]
     half = n // 2
-    buffer.narrow(dim, 0, n - half).copy_(t.narrow(dim, half, n - half))
-    buffer.narrow(dim, n - half, half).copy_(t.narrow(dim, 0, half))
-    return buffer
+    scratch = torch.zeros(t.shape, dtype=t.dtype) if zeros else torch.empty_like(t)
+    scratch.narrow(dim, 0, n - half).copy_(t.narrow(dim, half, n - half))
+    scratch.narrow(dim, n - half, half).copy_(t.narrow(dim, 0, half))
+    return scratch
+
+
+Act = tuple[int, int, int, int]
+"""Which of the things that go for a tensor is done, and three numbers to do it with."""
+
+
+def perform(program: list[Act], weight: torch.Tensor) -> torch.Tensor:
+    """Return what a loader that does `program` makes of an entry."""
+    made = weight
+    for which, a, b, c in program:
+        acts = of_values(made, a, b, c)
+        acts += of_dimensions(made, a, b, c) if made.dim() else []
+        acts += of_elements(made, a, b, c) if made.dim() and made.shape[a % made.dim()] else []
+        made = acts[which % len(acts)]()
+    return made
+
+
+NUMBERS = st.integers(0, 1 << 16)
+PROGRAMS = st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS, NUMBERS), max_size=6)
 
 
 class Model(nn.Module):
@@ -148,20 +149,13 @@ class Model(nn.Module):
             parameter[half:].mul_(3)
 
 
-def perform(program: list[Act], weight: torch.Tensor) -> torch.Tensor:
-    made = [weight]
-    for act in program:
-        act(made, None)
-    return made[-1]
-
-
 @st.composite
 def a_case(draw: st.DrawFn) -> tuple[dict[str, torch.Tensor], Callable[[], Model]]:
     values, shapes, programs, how = {}, [], [], []
     for i in range(draw(st.integers(1, 2))):
         shape = draw(st.lists(st.integers(1, 6), max_size=4))
         weight = (torch.randperm(meta_numel(shape)) + 1).reshape(shape).to(draw(st.sampled_from(DTYPES)))
-        program = draw(st.lists(one_act(), max_size=6))
+        program = draw(PROGRAMS)
         result = perform(program, weight.clone())
         values[f"e{i}"] = weight
         shapes.append((tuple(result.shape), draw(st.sampled_from([result.dtype, torch.float32]))))

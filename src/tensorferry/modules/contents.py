@@ -54,12 +54,13 @@ class Contents:
     base: float | None = None
     lost: str | None = None
     taint: set[str] = field(default_factory=set)
+    _is_plain: bool = False  # whether this is one patch that moves nothing: what stands for an entry
     _apart: bool = True  # whether the patches do not even interlace, so that neighbours are all that can overlap
 
     @classmethod
     def of_entry(cls, entry: TensorEntry, dtype: DType, size: int) -> Contents:
         """Return the contents of the memory that stands for `entry`, seen as `size` elements of `dtype`."""
-        return cls(dtype, size, [Patch(Copy.whole(size), entry)], taint={entry.name})
+        return cls(dtype, size, [Patch(Copy.whole(size), entry)], taint={entry.name}, _is_plain=True)
 
     @property
     def touched(self) -> bool:
@@ -74,10 +75,14 @@ class Contents:
         """Return what `copy` reads here, as patches of what it writes; None where that is not wholly known."""
         if self.lost is not None:
             return None
+        if self._is_plain:
+            return [self.patches[0]._replace(copy=copy)]
         try:
             found = self.covered(copy)
         except TooScattered:
             return None
+        if not found and self.base is not None:
+            return [Patch(copy.constant, None, self.base)]
         return found if sum(p.copy.size for p in found) == copy.size else None
 
     def covered(self, copy: Copy) -> list[Patch]:
@@ -88,12 +93,14 @@ class Contents:
     def fill(self, copy: Copy, value: float) -> None:
         """Write one value to all that `copy` writes."""
         if copy.size == self.size:
-            self.patches, self.lost, self._apart, self.base = [], None, True, value
+            self.patches, self.base = [], value
+            self.lost, self._apart, self._is_plain = None, True, False
         else:
             self.write([Patch(copy, None, value)])
 
     def write(self, patches: Iterable[Patch]) -> None:
         """Write `patches` over what is there."""
+        self._is_plain = False
         for patch in patches:
             tidy = patch._replace(copy=patch.copy.tidy())
             if tidy.copy.size:

@@ -14,12 +14,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tensorferry.core.catalogue import TensorEntry
+from tensorferry.core.dtypes import DTYPES
+from tensorferry.errors import UnsupportedDtype, shown
 from tensorferry.modules.contents import Contents, Patch
 from tensorferry.modules.operations import MOVES, Sort, sort_of, tensors_in, with_row_numbers, written_by
 from tensorferry.modules.views import Copy
 from tensorferry.numerics.torch_dtypes import dtype_of, torch_dtype, torch_shape
 
-__all__ = ["CannotFollow", "Guard", "Memory", "Recorder", "geometry", "key_of"]
+__all__ = ["CannotFollow", "Guard", "Memory", "Recorder", "geometry", "key_of", "memory_like"]
 
 Call = Callable[..., Any]
 
@@ -49,6 +51,15 @@ def key_of(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+def memory_like(tensor: torch.Tensor) -> Memory:
+    """Return what to watch the memory of `tensor` with; types that no checkpoint has are watched as bytes."""
+    try:
+        dtype = dtype_of(tensor.dtype)
+    except UnsupportedDtype:
+        return Memory(Contents(DTYPES["U8"], tensor.untyped_storage().nbytes()))
+    return Memory(Contents(dtype, tensor.untyped_storage().nbytes() // tensor.element_size()))
+
+
 def geometry(tensor: torch.Tensor) -> tuple[int, tuple[int, ...]]:
     """Return offset and strides of `tensor` in its memory, in elements."""
     return int(tensor.storage_offset()), tuple(tensor.stride())
@@ -72,11 +83,19 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._made: set[int] = set()
         self._alive: list[torch.Tensor] = []
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch wraps each call of a mode, which takes longer than the call
+
     def offer(self, entries: Iterable[TensorEntry]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the name of each entry with a meta tensor that stands for it."""
-        for entry in entries:
-            self._current = entry.name
-            yield entry.name, self._stand_in(entry)
+        """Return the name of each entry with a meta tensor that stands for it, to be iterated by the loader."""
+        made = [(e.name, self._stand_in(e)) for e in entries]  # now, while nothing is under watch: that is quicker
+        return self._offered(made)
+
+    def _offered(self, made: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in made:
+            self._current = name
+            yield name, tensor
         self._current = None
 
     def _stand_in(self, entry: TensorEntry) -> torch.Tensor:
@@ -135,7 +154,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         memory = self._memory_of(into)
         if not _as_stored(into, memory.contents):
             return self._write(func, args, kwargs)
-        held = float(torch.tensor(value, dtype=into.dtype).item())
+        held = float(torch.tensor(value, dtype=into.dtype, device="cpu").item())
         self._note(memory, f"fill {held}", into, [], "")
         memory.contents.fill(_between(into, (0, (0,) * into.dim())), held)
         return into
@@ -169,7 +188,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._keep(func(*args, **kwargs))
         args = with_row_numbers(func, args, self.touched)
         made: torch.Tensor = self._on_meta(func, args, kwargs)
-        memory = Memory(Contents(dtype_of(made.dtype), made.untyped_storage().nbytes() // made.element_size()))
+        memory = memory_like(made)
         self._watch(made, memory)
         self._taint(memory, tensors_in(args, kwargs))
         found = MOVES[func.overloadpacket](made, args, kwargs, self.touched)
@@ -193,9 +212,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         made = self._on_meta(func, args, kwargs)
         for tensor in tensors_in((made,), {}):
             if key_of(tensor) not in self.memory:
-                contents = Contents(dtype_of(tensor.dtype), tensor.untyped_storage().nbytes() // tensor.element_size())
-                contents.lose(f"is computed by {name}")
-                self._watch(tensor, Memory(contents))
+                memory = memory_like(tensor)
+                memory.contents.lose(f"is computed by {name}")
+                self._watch(tensor, memory)
             self._taint(self.memory[key_of(tensor)], used)
         return made
 
@@ -212,7 +231,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             return func(*_without_values(args), **{k: _without_values(v) for k, v in kwargs.items()})
         except Exception as error:
-            self.unfollowed = self.unfollowed or f"needs values for {func.overloadpacket.__name__} ({error})"
+            self.unfollowed = (
+                self.unfollowed or f"needs values for {func.overloadpacket.__name__} ({shown(str(error))})"
+            )
             raise
 
     def _read(self, into: torch.Tensor, source: torch.Tensor, memory: Memory) -> tuple[list[Patch] | None, str]:
@@ -265,8 +286,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Return the memory of a tensor that is written, watching it from now on."""
         key = key_of(tensor)
         if key not in self.memory:
-            size = tensor.untyped_storage().nbytes() // tensor.element_size()
-            memory = Memory(Contents(dtype_of(tensor.dtype), size))
+            memory = memory_like(tensor)
             if key not in self._made:
                 memory.labels = ("a tensor that is no parameter",)
                 self.loose.append(memory)
@@ -304,6 +324,8 @@ class Guard(TorchFunctionMode):
                 return self.recorder.replaced(args[0], args[1])
         if func is torch.Tensor.__getitem__:
             args = (args[0], _with_known_numbers(args[1]))
+        if func in _MAKES_NUMBERS:
+            kwargs = _on_cpu(kwargs or {})
         return func(*args, **(kwargs or {}))
 
 
@@ -312,6 +334,15 @@ _HANDS_OUT_VALUES = {
     torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.item, torch.Tensor.data_ptr,
     torch.Tensor.__array__, torch.Tensor.__dlpack__,
 }  # fmt: skip
+
+
+_MAKES_NUMBERS = {torch.arange, torch.tensor, torch.randperm, torch.linspace}
+
+
+def _on_cpu(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Let numbers that a loader makes for itself, to pick rows by, have values even where it builds on meta."""
+    device = torch.device(kwargs.get("device") or "meta")
+    return kwargs | {"device": "cpu"} if device.type == "meta" else kwargs
 
 
 def _with_known_numbers(index: Any) -> Any:

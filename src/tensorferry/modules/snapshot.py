@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
@@ -39,13 +39,17 @@ def attribute_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for prefix, module in model.named_modules():
         dot = prefix + "." if prefix else ""
         for attribute, value in vars(module).items():
-            if isinstance(value, torch.Tensor):
+            if _has_memory(value):
                 yield dot + attribute, value
             elif _is_plain(value):
                 registered = attribute in ("_parameters", "_buffers")
                 for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-                    if isinstance(item, torch.Tensor):
+                    if _has_memory(item):
                         yield dot + (str(key) if registered else f"{attribute}[{key}]"), item
+
+
+def _has_memory(value: Any) -> TypeGuard[torch.Tensor]:
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
 
 
 def _is_plain(value: Any) -> bool:

@@ -25,7 +25,7 @@ from tensorferry.core.transforms import TensorSpec
 from tensorferry.errors import ConfigError, FinalizeError, shown
 from tensorferry.modules.contents import Contents, Patch
 from tensorferry.modules.describe import describe, places
-from tensorferry.modules.recorder import CannotFollow, Guard, Memory, Recorder, geometry, key_of
+from tensorferry.modules.recorder import CannotFollow, Guard, Memory, Recorder, geometry, key_of, memory_like
 from tensorferry.modules.snapshot import Snapshot, attribute_tensors
 from tensorferry.modules.traced_steps import fill_steps, steps_of
 from tensorferry.modules.views import Copy, TooScattered
@@ -84,7 +84,7 @@ def trace(
         account.settle(target[name], tensor, run.memory[key_of(tensor)])
     account.add_opaque_leftovers(run)
     stream = [e for e in entries if e.name in account.stream]
-    if account.opaque:
+    if account.opaque and len(stream) < len(entries):
         harm = _harm(run, _run(model, loader, stream))
         if harm is not None:
             return _everything_streamed(target, entries, run, harm)
@@ -160,20 +160,27 @@ def _run(model: nn.Module, loader: LoadWeights, entries: Sequence[TensorEntry]) 
         }
     finally:
         saved.restore()
-    loaded = frozenset(map(str, result)) if isinstance(result, set | frozenset | list | tuple | dict) else None
-    return _Run(memory, recorder.loose, kept, recorder.unfollowed, loaded)
+    return _Run(memory, recorder.loose, kept, recorder.unfollowed, _names(result))
+
+
+def _names(result: Any) -> frozenset[str] | None:
+    if isinstance(result, set | frozenset | list | tuple | dict) and all(isinstance(n, str) for n in result):
+        return frozenset(result)
+    return None
 
 
 def _under_watch(loader: LoadWeights, recorder: Recorder, entries: Sequence[TensorEntry]) -> Any:
     try:
-        # Numbers that the loader makes for itself, to pick rows by, have values even where the caller builds on meta.
-        with torch.no_grad(), torch.device("cpu"), recorder, Guard(recorder):
-            result = loader(recorder.offer(entries))
+        offered = recorder.offer(entries)
+        with torch.no_grad(), recorder, Guard(recorder):
+            result = loader(offered)
             return set(result) if isinstance(result, Iterator) else result
     except CannotFollow:
         return None
     except Exception as error:  # noqa: BLE001 a loader may fail on meta in any way; with values it may not
-        recorder.unfollowed = recorder.unfollowed or f"fails without values: {type(error).__name__}: {error}"
+        recorder.unfollowed = (
+            recorder.unfollowed or f"fails without values: {type(error).__name__}: {shown(str(error))}"
+        )
         return None
 
 
@@ -183,8 +190,7 @@ def _memory_of(model: nn.Module) -> dict[int, Memory]:
     for name, tensor in attribute_tensors(model):
         memory = found.get(key_of(tensor))
         if memory is None:
-            size = tensor.untyped_storage().nbytes() // tensor.element_size()
-            memory = found[key_of(tensor)] = Memory(Contents(dtype_of(tensor.dtype), size))
+            memory = found[key_of(tensor)] = memory_like(tensor)
         memory.labels = (*memory.labels, name)
     return found
 

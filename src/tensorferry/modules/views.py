@@ -6,7 +6,7 @@ Pure integer geometry about element positions in the memory of tensors; which te
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from typing import NamedTuple
@@ -66,6 +66,11 @@ class Copy:
         return Copy(self.into, self.into, tuple(Axis(a.size, a.into, a.into) for a in self.axes))
 
     @property
+    def constant(self) -> Copy:
+        """The copy of one element to all that are written."""
+        return Copy(self.into, 0, tuple(a._replace(source=0) for a in self.axes))
+
+    @property
     def nested(self) -> bool:
         """Whether what is written is a grid in which each loop stays within one step of the one around it.
 
@@ -91,7 +96,7 @@ class Copy:
                 merged[-1] = Axis(outer.size * axis.size, axis.into, axis.source)
             else:
                 merged.append(axis)
-        return replace(self, axes=tuple(merged))
+        return Copy(self.into, self.source, tuple(merged))
 
 
 class _Grid:
@@ -127,7 +132,7 @@ def through(copy: Copy, inner: Copy) -> list[Copy]:
     """
     grid = _Grid(inner)
     found: list[Copy] = []
-    pending = [replace(copy, axes=tuple(a for a in copy.axes if a.size != 1))]
+    pending = [Copy(copy.into, copy.source, tuple(a for a in copy.axes if a.size != 1))]
     while pending:
         if len(found) + len(pending) > MANY:
             raise TooScattered
@@ -171,7 +176,7 @@ def _split_carry(copy: Copy, digit: int, loops: list[tuple[int, int]], radix: in
     turn = radix // step
     if turn and radix % step == 0 and size % turn == 0 and size > turn and digit + span < step:
         outer, inner = Axis(size // turn, into * turn, source * turn), Axis(turn, into, source)
-        return [replace(copy, axes=(*copy.axes[:which], outer, inner, *copy.axes[which + 1 :]))]
+        return [Copy(copy.into, copy.source, (*copy.axes[:which], outer, inner, *copy.axes[which + 1 :]))]
     good = max(0, -((digit + span - radix) // step))
     return _before_and_after(copy, which, _cut_at(good, size, turn))
 
@@ -278,6 +283,10 @@ def as_region(start: int, loops: Sequence[tuple[int, int]], shape: Shape) -> Reg
     >>> as_region(2, [(2, 6)], (4, 3))
     Region(view=(2, 6), box=Box(start=(0, 2), stop=(2, 3)))
     """
+    if not loops or (len(loops) == 1 and loops[0][1] == 1):
+        found = _run_as_box(start, loops[0][0] if loops else 1, shape)
+        if found is not None:
+            return Region(shape, found)
     boxed = as_box(start, loops, shape)
     if boxed is not None and list(boxed[1]) == sorted(boxed[1]):
         return Region(shape, boxed[0])
@@ -291,6 +300,22 @@ def as_region(start: int, loops: Sequence[tuple[int, int]], shape: Shape) -> Reg
     first = tuple(start // u % n for u, n in zip(units, view, strict=True))
     stop = tuple(a + n for a, n in zip(first, sizes, strict=True))
     return Region(view, Box(first, stop)) if all(b <= n for b, n in zip(stop, view, strict=True)) else None
+
+
+def _run_as_box(start: int, size: int, shape: Shape) -> Box | None:
+    """Return `size` positions that follow each other as a box of whole rows, if they are one: the usual case."""
+    first: list[int] = []
+    rest = start
+    for k, unit in enumerate(strides_of(shape)):
+        digit, rest = divmod(rest, unit)
+        first.append(digit)
+        if size >= unit:
+            count, odd = divmod(size, unit)
+            if odd or rest or digit + count > shape[k]:
+                return None
+            inner = shape[k + 1 :]
+            return Box((*first, *(0 for _ in inner)), (*(d + 1 for d in first[:-1]), digit + count, *inner))
+    return Box((), ()) if not shape else None
 
 
 def rounds(copy: Copy) -> Iterator[Copy]:

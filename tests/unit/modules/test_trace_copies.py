@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.checkpoints import ar, write_safetensors
-from helpers.old_loaders import Loaded, load_both_ways, twin
 from torch import nn
 
+from helpers.checkpoints import ar, write_safetensors
+from helpers.old_loaders import Loaded, load_both_ways, twin
 from tensorferry.core.boxes import Box, Region
 from tensorferry.core.catalogue import Catalogue, TensorEntry
 from tensorferry.core.dtypes import DTYPES
@@ -214,6 +214,13 @@ def test_a_fill_below_a_copy_fills_what_the_copy_leaves(tmp_path: Path) -> None:
     loaded = load(tmp_path, ar(3, 2, start=1), (4, 3), put)
     assert loaded.traced.opaque == {}
     assert [s.into.size for s in loaded.traced.plan.steps] == [3, 1, 1, 1, 6]
+
+
+def test_an_entry_that_is_cleared_before_it_is_copied_is_a_fill(tmp_path: Path) -> None:
+    loaded = load(tmp_path, ar(6, 4), (3, 4), lambda p, w: p.copy_(w.zero_()[3:]))
+    assert steps(loaded) == 1
+    assert loaded.traced.plan.steps[0].fill == 0
+    assert loaded.counters.bytes_read == 0
 
 
 def test_a_parameter_that_is_not_row_major_is_planned_in_its_own_shape() -> None:

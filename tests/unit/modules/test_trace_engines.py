@@ -7,10 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.old_loaders import (
-    EXPERTS, HIDDEN, INNER, VOCAB, NanoModel, execute, load_both_ways, nano_checkpoint, poisoned, twin,
-)  # fmt: skip
 
+from helpers.old_loaders import (
+    EXPERTS,
+    HIDDEN,
+    INNER,
+    VOCAB,
+    NanoModel,
+    execute,
+    load_both_ways,
+    nano_checkpoint,
+    poisoned,
+    twin,
+)  # fmt: skip
 from tensorferry.core.boxes import Box, Region
 from tensorferry.formats.opening import open_files
 from tensorferry.modules.trace import trace
@@ -96,7 +105,7 @@ def test_entries_that_the_loader_passes_over_are_dropped_for_that_reason(checkpo
 def test_what_the_loader_returned_is_kept(checkpoint: Path) -> None:
     with open_files(checkpoint) as opened:
         model = twin(NanoModel)
-        assert trace(model, opened.catalogue).loaded == {n for n, _ in model.named_parameters()}
+        assert trace(model, opened.catalogue).loaded == frozenset(n for n, _ in model.named_parameters())
 
 
 def test_only_the_entries_that_are_named_are_offered(checkpoint: Path) -> None:
