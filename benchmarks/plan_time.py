@@ -31,6 +31,7 @@ from safetensors import safe_open
 
 from helpers.model_shapes import DeepSeek
 from helpers.model_targets import FUSED, deepseek_rank
+from tensorferry.collector import collector_paused
 from tensorferry.config import ReadOptions
 from tensorferry.core.lower import lower
 from tensorferry.core.planning import make_plan
@@ -87,10 +88,11 @@ def ours(folder: Path, target: Target, found: dict[str, Any]) -> Mapping[str, fl
 def _phases(
     folder: Path, target: Target, options: ReadOptions, found: dict[str, Any]
 ) -> Iterator[tuple[str, Callable[[], None]]]:
+    plan, schedule = collector_paused()(make_plan), collector_paused()(lower)  # as `tensorferry.api` does
     yield "catalogue", lambda: found.update(opened=open_files(folder))
-    yield "plan", lambda: found.update(plan=make_plan(found["opened"].catalogue, target, FUSED))
+    yield "plan", lambda: found.update(plan=plan(found["opened"].catalogue, target, FUSED))
     sizes = {"max_gap": options.max_gap, "max_read": options.max_read, "max_staging": options.max_staging}
-    yield "lower", lambda: found.update(schedule=lower(found["plan"], **sizes, waste=options.waste))
+    yield "lower", lambda: found.update(schedule=schedule(found["plan"], **sizes, waste=options.waste))
 
 
 def measure(model: DeepSeek, shards: int, rounds: int) -> None:

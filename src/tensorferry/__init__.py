@@ -111,6 +111,8 @@ _LAZY = {
     "register_model_loader": "tensorferry.loaders",
 }
 
+_EXTRAS = {"torch", "transformers"}
+
 
 def __getattr__(name: str) -> Any:
     """Import what needs torch when it is first asked for."""
@@ -119,9 +121,9 @@ def __getattr__(name: str) -> Any:
     try:
         value = getattr(import_module(_LAZY[name]), name)
     except ModuleNotFoundError as error:
-        if error.name != "torch":
+        if error.name not in _EXTRAS:
             raise
-        needs = f"tensorferry.{name} needs torch: pip install 'tensorferry[torch]'"
+        needs = f"tensorferry.{name} needs {error.name}: pip install 'tensorferry[{error.name}]'"
         raise ModuleNotFoundError(needs, name=error.name) from error
     globals()[name] = value
     return value

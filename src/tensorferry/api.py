@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from tensorferry.checkpoint import Checkpoint, open_checkpoint
+from tensorferry.collector import collector_paused
 from tensorferry.config import ReadOptions
 from tensorferry.core.lower import lower
 from tensorferry.core.plan import Plan, Strictness
@@ -117,7 +118,7 @@ def prepare(
     clock = _Clock()
     with clock("describe"):
         how = _adapted(model, checkpoint, target, rules)
-    with clock("plan"):
+    with clock("plan"), collector_paused():
         storage = checkpoint.storage
         target, untied = settle_ties(
             checkpoint.catalogue, how.target, how.rules, lambda a, b: same_values(storage, a, b)
@@ -159,7 +160,7 @@ def run(
     _refuse_idle_device(model, device)
     clock = _Clock(prepared.seconds)
     executor = executor or ThreadedExecutor(options.workers)
-    with clock("schedule"):
+    with clock("schedule"), collector_paused():
         schedule = lower(
             made,
             max_gap=options.max_gap,

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Self, cast
 
 from tensorferry.core.catalogue import Catalogue
+from tensorferry.collector import collector_paused
 from tensorferry.errors import ConfigError, FormatError, UnknownFormat, shown
 from tensorferry.formats.base import FileFormat, Selection
 from tensorferry.formats.file_names import FAMILIES, LOAD_FORMATS, what_else
@@ -82,7 +83,8 @@ def open_files(
     if Path(path).is_file():
         _refuse_for_a_file(path, wanted)
         return _opened(LocalStorage(Path(path).parent), wanted, Path(path).name, max_workers)
-    return _opened(LocalStorage(Path(path, subfolder) if subfolder else path), wanted, None, max_workers)
+    storage = LocalStorage(Path(path, subfolder), inside=path) if subfolder else LocalStorage(path)
+    return _opened(storage, wanted, None, max_workers)
 
 
 def file_format(name: str) -> FileFormat:
@@ -93,6 +95,7 @@ def file_format(name: str) -> FileFormat:
     return cast("FileFormat", getattr(import_module(module), attribute)())
 
 
+@collector_paused()
 def _opened(storage: LocalStorage, wanted: Wanted, name: str | None, max_workers: int) -> Opened:
     try:
         selection = _selected(storage, wanted, name)
