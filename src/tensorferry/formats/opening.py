@@ -11,8 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, cast
 
-from tensorferry.core.catalogue import Catalogue
 from tensorferry.collector import collector_paused
+from tensorferry.core.catalogue import Catalogue
 from tensorferry.errors import ConfigError, FormatError, UnknownFormat, shown
 from tensorferry.formats.base import FileFormat, Selection
 from tensorferry.formats.file_names import FAMILIES, LOAD_FORMATS, what_else
