@@ -2,7 +2,8 @@
 
 Names are those of the safetensors format, which every other format maps to. What torch calls them is
 the business of `numerics`. A type is described by its *block*: the smallest group of elements that
-starts on a byte boundary (one element for ordinary types, two for F4, thirty-two for GGUF's Q4_1).
+starts on a byte boundary (one element for ordinary types, two for F4, thirty-two for GGUF's Q4_1). Types of
+the kind PACKED hold codes and their scales in each block; a `Dequantize` transform makes numbers of them.
 """
 
 from __future__ import annotations
@@ -90,10 +91,24 @@ _ALL = (
     DType("C32", Kind.COMPLEX, 4, 1, 5, 10),
     DType("C64", Kind.COMPLEX, 8, 1, 8, 23),
     DType("C128", Kind.COMPLEX, 16, 1, 11, 52),
-)
+    *(
+        DType(name, Kind.PACKED, size, block)
+        for block, types in {
+            32: {"Q4_0": 18, "Q4_1": 20, "Q5_0": 22, "Q5_1": 24, "Q8_0": 34, "Q8_1": 36, "IQ4_NL": 18, "MXFP4": 17},
+            64: {"NVFP4": 36, "Q2_0": 18},
+            128: {"Q1_0": 18},
+            256: {
+                "Q2_K": 84, "Q3_K": 110, "Q4_K": 144, "Q5_K": 176, "Q6_K": 210, "Q8_K": 292,
+                "IQ1_S": 50, "IQ1_M": 56, "IQ2_XXS": 66, "IQ2_XS": 74, "IQ2_S": 82,
+                "IQ3_XXS": 98, "IQ3_S": 110, "IQ4_XS": 136, "TQ1_0": 54, "TQ2_0": 66,
+            },
+        }.items()
+        for name, size in types.items()
+    ),
+)  # fmt: skip
 
 DTYPES: Mapping[str, DType] = MappingProxyType({d.name: d for d in _ALL})
-"""Every plain element type by its safetensors name, with C32 and C128 that only torch files carry."""
+"""Every element type by name: safetensors' names, C32 and C128 that only torch files carry, GGUF's block types."""
 
 
 def dtype_to_json(dtype: DType) -> str | list[str | int]:

@@ -17,6 +17,9 @@ _NUMBER = re.compile(r"(?<![^.])(?:0|[1-9][0-9]{0,17})(?![^.])")
 _DIGITS = re.compile(r"([0-9]+)")
 _WORDS = re.compile(r"[^._]+")
 
+_MOST_NUMBERS = 16
+"""Names of more numbers are of no model, and are not folded."""
+
 _CLOSER_LOOKS = 24
 """How many candidates are compared letter by letter; the rest are told apart by the words they share."""
 
@@ -68,8 +71,11 @@ def fold(names: Iterable[str]) -> list[Folded]:
     """
     groups: dict[tuple[str, ...], dict[tuple[int, ...], str]] = {}
     for name in names:
-        numbers = tuple(map(int, _NUMBER.findall(name)))
-        groups.setdefault(tuple(_NUMBER.split(name)), {})[numbers] = name
+        found = _NUMBER.findall(name)
+        if len(found) > _MOST_NUMBERS:
+            groups.setdefault((name,), {})[()] = name
+        else:
+            groups.setdefault(tuple(_NUMBER.split(name)), {})[tuple(map(int, found))] = name
     return [
         Folded(_written(between, axes), tuple(members[numbers] for numbers in product(*axes)))
         for between, members in groups.items()

@@ -12,13 +12,13 @@ from tensorferry.core import rules as r
 from tensorferry.core.boxes import Shape
 from tensorferry.core.catalogue import Catalogue, TensorEntry
 from tensorferry.core.coverage import check_slots, uncovered
-from tensorferry.core.dtypes import Cast, DType, cast_kind
+from tensorferry.core.dtypes import DTYPES, Cast, DType, Kind, cast_kind
 from tensorferry.core.names import nearest
 from tensorferry.core.plan import Dropped, Plan, Step, Strictness
 from tensorferry.core.ruleset import COMMON_LEFTOVERS, Destination, RuleSet
-from tensorferry.core.steps import cut_block, steps_of
+from tensorferry.core.steps import as_numbers, cut_block, dequantized, is_packed, is_placing, steps_of
 from tensorferry.core.target import Slot, Target, TargetTensor
-from tensorferry.core.transforms import TensorSpec, Transform
+from tensorferry.core.transforms import Concat, Stack, TensorSpec, Transform
 from tensorferry.errors import PlanError
 from tensorferry.problems import Problem, ProblemKind
 
@@ -145,9 +145,14 @@ class _Planner:
         self.problems.append(Problem(ProblemKind.AMBIGUOUS_RULE, parameter, detail))
 
     def _add(self, entries: Sequence[TensorEntry], tensor: TargetTensor, slot: Slot, via: Transform | None) -> None:
+        numbers = tensor.dtype.kind is not Kind.PACKED and is_packed(entries)
         try:
             specs = [TensorSpec(e.dtype, e.shape) for e in entries]
+            if numbers and len(entries) == 1:
+                via = as_numbers(via)
             made = specs[0] if via is None else via.infer(specs)
+            if numbers and len(entries) > 1:
+                made = _joined_numbers(made, slot, via)
         except ValueError as error:
             self.problems.append(Problem(ProblemKind.SHAPE, entries[0].name, f"for {tensor.name}: {error}"))
             return
@@ -156,7 +161,7 @@ class _Planner:
             return
         self._check_cast(entries[0].name, made.dtype, tensor)
         for step in steps_of(entries, tensor.name, slot, via, made.shape):
-            self.steps.append(step)
+            self.steps.append(dequantized(step) if numbers and step.via is None else step)
             if (entry := cut_block(step)) is not None:
                 whole = f"whole blocks of {entry.dtype.block} {entry.dtype} elements"
                 detail = f"{tensor.name} would take a part that is not made of {whole}: split it elsewhere"
@@ -228,6 +233,13 @@ class _Planner:
         ]
         fatal = self.strict.unexpected == "error"
         self.problems += [Problem(ProblemKind.UNEXPECTED, name, detail, fatal=fatal) for name, detail in self.leftovers]
+
+
+def _joined_numbers(made: TensorSpec, slot: Slot, via: Transform | None) -> TensorSpec:
+    """Return what a join of packed entries makes as numbers; ValueError where they are not dequantized one by one."""
+    if not isinstance(via, Stack | Concat) or not is_placing(slot, made.shape):
+        raise ValueError("packed entries can be joined only by a stack or concat whose parts the parameter takes")
+    return TensorSpec(DTYPES["F32"], made.shape)
 
 
 def _suggestions(missing: Sequence[str], spare: Sequence[str]) -> dict[str, tuple[str, ...]]:

@@ -7,11 +7,24 @@ from collections.abc import Iterator, Sequence
 from tensorferry.core.boxes import Box, Region, Shape
 from tensorferry.core.catalogue import TensorEntry
 from tensorferry.core.cutting import in_blocks
+from tensorferry.core.dtypes import Kind
 from tensorferry.core.plan import Source, Step
 from tensorferry.core.target import Slot
-from tensorferry.core.transforms import Concat, Stack, Take, TensorSpec, Transform
+from tensorferry.core.transforms import Chain, Concat, Dequantize, Stack, Take, TensorSpec, Transform
 
-__all__ = ["cut_block", "steps_of"]
+__all__ = ["as_numbers", "cut_block", "dequantized", "is_packed", "is_placing", "steps_of"]
+
+
+def is_packed(entries: Sequence[TensorEntry]) -> bool:
+    """Whether the entries hold packed blocks, which a parameter of numbers takes dequantized."""
+    return any(e.dtype.kind is Kind.PACKED for e in entries)
+
+
+def as_numbers(via: Transform | None) -> Transform:
+    """Return `via` with its one packed input dequantized first."""
+    if via is None:
+        return Dequantize()
+    return Chain((Dequantize(), *(via.steps if isinstance(via, Chain) else (via,))))
 
 
 def steps_of(
@@ -22,13 +35,22 @@ def steps_of(
         yield _copy(entries[0], parameter, slot.local, slot.window)
     elif isinstance(via, Take) and (region := _within(via.region, slot.window, via.shape)) is not None:
         yield _copy(entries[0], parameter, slot.local, region)
-    elif isinstance(via, Stack | Concat) and _is_placing(slot, made):
+    elif isinstance(via, Stack | Concat) and is_placing(slot, made):
         yield from _placed(entries, parameter, slot, via)
     else:
         window = slot.window.box if slot.window.view == made else Box.whole(made)
         boxes = via.pull(window, [TensorSpec(e.dtype, e.shape) for e in entries])
         read = tuple(Source(e, Region(e.shape, b)) for e, b in zip(entries, boxes, strict=True))
         yield Step(parameter, slot.local, read, via, slot.window)
+
+
+def dequantized(step: Step) -> Step:
+    """Return the step that fills the same with numbers, for a step that copies packed blocks."""
+    ((entry, window),) = step.sources
+    box = Box.whole(entry.shape)
+    if window.view == entry.shape:
+        (box,) = Dequantize().pull(window.box, [TensorSpec(entry.dtype, entry.shape)])
+    return step._replace(sources=(Source(entry, Region(entry.shape, box)),), via=Dequantize(), window=window)
 
 
 def cut_block(step: Step) -> TensorEntry | None:
@@ -54,7 +76,7 @@ def _within(taken: Region, window: Region, shape: Shape) -> Region | None:
     return taken if window.is_whole else None
 
 
-def _is_placing(slot: Slot, made: Shape) -> bool:
+def is_placing(slot: Slot, made: Shape) -> bool:
     """Whether parts of what was joined are parts of the parameter, so that each input can be put there by itself."""
     return slot.window.view == made and slot.window.shape == slot.local.shape and slot.window.size > 0
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from tensorferry.core.boxes import Box, Region, Shape
-from tensorferry.core.dtypes import DType, dtype_from_json, dtype_to_json
+from tensorferry.core.dtypes import DTYPES, DType, Kind, dtype_from_json, dtype_to_json
 from tensorferry.errors import RuleError
 
 __all__ = [
-    "Add", "Chain", "Concat", "Custom", "Stack", "Take", "TensorSpec", "Transform", "Transpose", "transform_from_json",
+    "Add", "Chain", "Concat", "Custom", "Dequantize", "Permute", "Stack", "Take", "TensorSpec", "Transform",
+    "Transpose", "transform_from_json",
 ]  # fmt: skip
 
 
@@ -101,6 +103,60 @@ class Transpose:
 
     def to_json(self) -> dict[str, Any]:
         return {"op": self.op, "dims": self.dims}
+
+
+@dataclass(frozen=True, slots=True)
+class Permute:
+    """Reorder rows: reshape to `view`, exchange its dimensions as `dims` says, and take the shape from before.
+
+    Rotary heads are stored in two orders, which differ by such a permutation.
+    """
+
+    op: ClassVar[str] = "permute"
+    view: Shape
+    dims: tuple[int, ...]
+
+    def infer(self, inputs: Sequence[TensorSpec]) -> TensorSpec:
+        spec = _single(inputs, self.op)
+        if prod(self.view) != prod(spec.shape) or sorted(self.dims) != list(range(len(self.view))):
+            raise ValueError(f"permutes the view {self.view} by {self.dims}, but the tensor is {spec.shape}")
+        return spec
+
+    def pull(self, out: Box, inputs: Sequence[TensorSpec]) -> Sequence[Box]:
+        shape = inputs[0].shape
+        if not shape or self.dims[0] != 0 or shape[0] % self.view[0]:
+            return [Box.whole(shape)]
+        group = shape[0] // self.view[0]  # rows that stay together, a head
+        start, stop = out.start[0] // group * group, -(-out.stop[0] // group) * group
+        return [Box((start, *(0 for _ in shape[1:])), (stop, *shape[1:]))]
+
+    def inverse(self) -> Permute:
+        """Return the permutation that undoes this one."""
+        return Permute(tuple(self.view[d] for d in self.dims), tuple(self.dims.index(i) for i in range(len(self.dims))))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"op": self.op, "view": self.view, "dims": self.dims}
+
+
+@dataclass(frozen=True, slots=True)
+class Dequantize:
+    """Make float32 numbers of packed blocks. Planning adds it wherever a packed entry feeds a parameter of numbers."""
+
+    op: ClassVar[str] = "dequantize"
+
+    def infer(self, inputs: Sequence[TensorSpec]) -> TensorSpec:
+        spec = _single(inputs, self.op)
+        if spec.dtype.kind is not Kind.PACKED:
+            raise ValueError(f"dequantizes packed blocks, not {spec.dtype}")
+        return TensorSpec(DTYPES["F32"], spec.shape)
+
+    def pull(self, out: Box, inputs: Sequence[TensorSpec]) -> Sequence[Box]:
+        n = inputs[0].dtype.block
+        start, stop = out.start[-1] // n * n, -(-out.stop[-1] // n) * n
+        return [Box((*out.start[:-1], start), (*out.stop[:-1], stop))]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"op": self.op}
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +294,10 @@ def transform_from_json(data: Mapping[str, Any]) -> Transform:
             return Take(Region(tuple(data["view"]), box), tuple(data["shape"]))
         case "transpose":
             return Transpose(tuple(data["dims"]))
+        case "permute":
+            return Permute(tuple(data["view"]), tuple(data["dims"]))
+        case "dequantize":
+            return Dequantize()
         case "add":
             return Add(data["value"])
         case "stack":

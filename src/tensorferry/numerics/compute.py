@@ -6,9 +6,22 @@ from collections.abc import Sequence
 
 import torch
 
-from tensorferry.core.boxes import Box, Region
-from tensorferry.core.transforms import Add, Chain, Concat, Custom, Stack, Take, TensorSpec, Transform, Transpose
+from tensorferry.core.boxes import Box, Region, Shape
+from tensorferry.core.transforms import (
+    Add,
+    Chain,
+    Concat,
+    Custom,
+    Dequantize,
+    Permute,
+    Stack,
+    Take,
+    TensorSpec,
+    Transform,
+    Transpose,
+)
 from tensorferry.errors import PlanError
+from tensorferry.numerics.dequantize import dequantize
 from tensorferry.numerics.memory import view_region
 from tensorferry.numerics.units import to_torch
 
@@ -29,6 +42,12 @@ def compute(transform: Transform, parts: Sequence[torch.Tensor], specs: Sequence
             return taken.reshape(whole.view)[whole.box.slices]
         case Transpose(dims):
             return parts[0].permute(dims)
+        case Permute(view, dims):
+            (box,) = transform.pull(out, specs)
+            return _permuted(parts[0], specs[0], view, dims)[out.relative_to(box).slices]
+        case Dequantize():
+            (box,) = transform.pull(out, specs)
+            return dequantize(specs[0].dtype, parts[0])[out.relative_to(box).slices]
         case Add(value):
             wide = torch.float32 if parts[0].element_size() < 4 else parts[0].dtype
             return parts[0].to(wide) + value
@@ -45,6 +64,12 @@ def compute(transform: Transform, parts: Sequence[torch.Tensor], specs: Sequence
             return result[out.slices]
         case _:
             raise PlanError(f"nothing here computes the transform {transform.op!r}")
+
+
+def _permuted(part: torch.Tensor, spec: TensorSpec, view: Shape, dims: Sequence[int]) -> torch.Tensor:
+    """Permute rows of a part that is whole groups of them; the last dimension may be packed."""
+    groups = view[0] if tuple(part.shape) == spec.shape else view[0] * part.shape[0] // spec.shape[0]
+    return part.reshape(groups, *view[1:-1], -1).permute(*dims).reshape(part.shape)
 
 
 def _chain(
