@@ -65,8 +65,9 @@ class ThreadedExecutor:
             future = run.finished.get()
             if run.error is not None:
                 raise run.error
-            batch = future.result()
-            in_flight -= batch.staging
+            number = future.result()
+            batch = run.schedule.batches[number]
+            in_flight -= run.sizes[number]
             waiting -= 1
             progress.advance(batch.staging)
             for task in batch.tasks:
@@ -74,12 +75,12 @@ class ThreadedExecutor:
                 if remaining.done(name) and on_ready is not None:
                     on_ready(name)
 
-        for batch in run.schedule.batches:
-            while waiting and (in_flight + batch.staging > bound or waiting >= 4 * self.threads):
+        for number, size in enumerate(run.sizes):
+            while waiting and (in_flight + size > bound or waiting >= 4 * self.threads):
                 settle()
-            in_flight += batch.staging
+            in_flight += size
             waiting += 1
-            pool.submit(run.work, batch).add_done_callback(run.finished.put)
+            pool.submit(run.work, number).add_done_callback(run.finished.put)
         while waiting:
             settle()
 
@@ -92,22 +93,22 @@ class _Run:
     storage: Storage
     parameters: Parameters
     counters: Counters = field(default_factory=Counters)
-    finished: queue.SimpleQueue[Future[Batch]] = field(default_factory=queue.SimpleQueue)
+    finished: queue.SimpleQueue[Future[int]] = field(default_factory=queue.SimpleQueue)
     cancelled: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
     error: BaseException | None = None
     """The first error of any thread; there before `cancelled` is set, and so before a batch is left undone."""
 
     def __post_init__(self) -> None:
-        room = max((_layout(b.reads)[1] for b in self.schedule.batches), default=0)
-        self.staging = Staging(min(room, self.schedule.max_staging), self.schedule.max_staging)
+        self.sizes = [_layout(batch.reads)[1] for batch in self.schedule.batches]
+        self.staging = Staging(min(max(self.sizes, default=0), self.schedule.max_staging), self.schedule.max_staging)
 
-    def work(self, batch: Batch) -> Batch:
+    def work(self, number: int) -> int:
         """Read and place one batch, in a thread of the pool; where that fails, no thread begins another read."""
         if self.cancelled.is_set():
-            return batch
+            return number
         try:
-            counters = self._moved(batch)
+            counters = self._moved(self.schedule.batches[number])
         except BaseException as error:
             with self.lock:
                 self.error = self.error or error
@@ -115,7 +116,7 @@ class _Run:
             raise
         with self.lock:
             self.counters.absorb(counters)
-        return batch
+        return number
 
     def _moved(self, batch: Batch) -> Counters:
         direct, rest = self._sort_out(batch)

@@ -36,8 +36,10 @@ class ScatterStorage(MemoryStorage):
             offset += len(out)
 
 
-def _planned(tensors: dict[str, torch.Tensor], *, into: torch.dtype | None = None, gap: int = 0) -> tuple[Plan, bytes]:
-    entries, data, target = [], b"", {}
+def _planned(
+    tensors: dict[str, torch.Tensor], *, into: torch.dtype | None = None, gap: int = 0, begin: int = 0
+) -> tuple[Plan, bytes]:
+    entries, data, target = [], bytes(begin), {}
     for name, tensor in tensors.items():
         entries.append(TensorEntry.at(name, dtype_of(tensor.dtype), tuple(tensor.shape), "f", len(data)))
         data += raw(tensor) + b"\xaa" * gap
@@ -77,6 +79,13 @@ def test_what_is_cast_is_staged() -> None:
     assert counters.direct_bytes == 0
     assert counters.staging_peak == 20 * 64
     assert all(torch.equal(found[n], t.double()) for n, t in MANY.items())
+
+
+def test_what_is_staged_to_keep_bytes_aligned_counts_towards_the_bound() -> None:
+    plan, data = _planned(MANY, into=torch.float64, begin=8)
+    schedule = lower(plan, max_gap=0, max_read=64, max_staging=256, waste=1.0)
+    storage = MemoryStorage({"f": data})
+    assert 0 < ThreadedExecutor(8).run(schedule, storage, _empty(plan, torch.float64)).staging_peak <= 256
 
 
 @pytest.mark.parametrize("threads", [1, 2, 8])
