@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 
 import torch
 
 from tensorferry.core.dtypes import DType
 from tensorferry.errors import UnsupportedDtype
+from tensorferry.numerics.gguf import flat, nested
 
-__all__ = ["dequantize"]
+__all__ = ["decoders", "dequantize"]
 
 Decoder = Callable[[torch.Tensor], torch.Tensor]
-"""Takes blocks, uint8 of shape (n, bytes of a block); returns float32 of shape (n, elements of a block)."""
+"""Takes blocks, uint8 of shape (n, bytes of a block); returns float32 with the n times elements of a block in order."""
+
+_DECODERS: Mapping[str, Decoder] = MappingProxyType(
+    {
+        "Q1_0": flat.q1_0, "Q2_0": flat.q2_0, "Q4_0": flat.q4_0, "Q4_1": flat.q4_1,
+        "Q5_0": flat.q5_0, "Q5_1": flat.q5_1, "Q8_0": flat.q8_0,
+        "Q2_K": nested.q2_k, "Q3_K": nested.q3_k, "Q4_K": nested.q4_k, "Q5_K": nested.q5_k, "Q6_K": nested.q6_k,
+    }
+)  # fmt: skip
+
+_SLICE = 1 << 16
+_SLICE_ELSEWHERE = 1 << 22
+"""Elements decoded at once: few enough that what a decoder needs on the way stays in the cache of a CPU, and is
+small beside what is staged; other devices start a kernel for each operation, and take more at once."""
 
 
 def dequantize(dtype: DType, packed: torch.Tensor) -> torch.Tensor:
@@ -21,13 +36,24 @@ def dequantize(dtype: DType, packed: torch.Tensor) -> torch.Tensor:
     The result has the shape (..., blocks * elements of a block), on the same device. Raises UnsupportedDtype for a
     type that nothing here decodes.
     """
-    decoder = decoders().get(dtype.name)
-    if decoder is None:
-        raise UnsupportedDtype(f"{dtype} blocks cannot be dequantized; these can: {', '.join(decoders())}")
     blocks = packed.reshape(-1, dtype.block_bytes)
-    return decoder(blocks).reshape(*packed.shape[:-1], packed.shape[-1] // dtype.block_bytes * dtype.block)
+    out = torch.empty((len(blocks), dtype.block), dtype=torch.float32, device=packed.device)
+    for at, values in _decoded(dtype, blocks):
+        out[at : at + len(values)] = values
+    return out.view(*packed.shape[:-1], packed.shape[-1] // dtype.block_bytes * dtype.block)
 
 
 def decoders() -> Mapping[str, Decoder]:
     """Return the decoders by the name of the type."""
-    return {}
+    return _DECODERS
+
+
+def _decoded(dtype: DType, blocks: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield slices of a few blocks as float32 numbers (blocks, elements), with the number of the first block."""
+    decoder = decoders().get(dtype.name)
+    if decoder is None:
+        raise UnsupportedDtype(f"{dtype} blocks cannot be dequantized; these can: {', '.join(decoders())}")
+    count = max(1, (_SLICE if blocks.device.type == "cpu" else _SLICE_ELSEWHERE) // dtype.block)
+    for at in range(0, len(blocks), count):
+        part = blocks[at : at + count]
+        yield at, decoder(part).reshape(len(part), dtype.block)
