@@ -9,7 +9,7 @@ import torch
 
 from tensorferry.core.dtypes import DType
 from tensorferry.errors import UnsupportedDtype
-from tensorferry.numerics.gguf import flat, nested
+from tensorferry.numerics.gguf import codebooks, flat, levels, nested, ternary
 
 __all__ = ["decoders", "dequantize"]
 
@@ -21,6 +21,10 @@ _DECODERS: Mapping[str, Decoder] = MappingProxyType(
         "Q1_0": flat.q1_0, "Q2_0": flat.q2_0, "Q4_0": flat.q4_0, "Q4_1": flat.q4_1,
         "Q5_0": flat.q5_0, "Q5_1": flat.q5_1, "Q8_0": flat.q8_0,
         "Q2_K": nested.q2_k, "Q3_K": nested.q3_k, "Q4_K": nested.q4_k, "Q5_K": nested.q5_k, "Q6_K": nested.q6_k,
+        "IQ1_S": codebooks.iq1_s, "IQ1_M": codebooks.iq1_m, "IQ2_XXS": codebooks.iq2_xxs, "IQ2_XS": codebooks.iq2_xs,
+        "IQ2_S": codebooks.iq2_s, "IQ3_XXS": codebooks.iq3_xxs, "IQ3_S": codebooks.iq3_s,
+        "IQ4_NL": levels.iq4_nl, "IQ4_XS": levels.iq4_xs, "MXFP4": levels.mxfp4, "NVFP4": levels.nvfp4,
+        "TQ1_0": ternary.tq1_0, "TQ2_0": ternary.tq2_0,
     }
 )  # fmt: skip
 

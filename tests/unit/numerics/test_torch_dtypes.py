@@ -8,11 +8,11 @@ import sys
 import pytest
 import torch
 
-from tensorferry.core.dtypes import DTYPES
+from tensorferry.core.dtypes import DTYPES, Kind
 from tensorferry.errors import UnsupportedDtype
 from tensorferry.numerics.torch_dtypes import dtype_of, logical_shape, torch_dtype, torch_elements, torch_shape
 
-AS_BYTES = ("F6_E2M3", "F6_E3M2")
+AS_BYTES = ("F6_E2M3", "F6_E3M2", *(name for name, dtype in DTYPES.items() if dtype.kind is Kind.PACKED))
 
 
 @pytest.mark.parametrize("name", sorted(DTYPES.keys() - set(AS_BYTES)))
