@@ -6,7 +6,8 @@ Names are renamed by transformers' own mapping; what converters do is worked out
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -16,11 +17,13 @@ from torch import nn
 from tensorferry.compat.transformers import internals
 from tensorferry.compat.transformers.conversions import Group, Layout, lay_out
 from tensorferry.compat.transformers.finishing import finish
+from tensorferry.compat.transformers.origins import Origin, Origins, chained
 from tensorferry.core.catalogue import Catalogue
-from tensorferry.core.rules import Drop, Place, Rule, Split
+from tensorferry.core.rules import Drop, Part, Place, Rule, Split
 from tensorferry.core.ruleset import RuleSet
-from tensorferry.core.target import Target
+from tensorferry.core.target import Slot, Target
 from tensorferry.core.wrappers import unwrapping
+from tensorferry.errors import ConfigError
 from tensorferry.modules.adapters import Adapted
 from tensorferry.modules.describe import describe, places
 
@@ -38,13 +41,13 @@ def adapt(model: nn.Module, catalogue: Catalogue) -> Adapted | None:
         return None
     target = describe(model)
     mapping = internals.mapping_of(model)
-    names = _Names.of(model, mapping, catalogue, target)
-    shapes = {entry.name: entry.shape for entry in catalogue.values()}
+    origins = Origins.find(catalogue, model.config)
+    names = _Names.of(model, mapping, origins, target)
     layout = Layout()
     for group in names.groups.values():
-        lay_out(group, shapes, target, model, layout)
-    target = _tied(model, _with_slots(target, layout), names.fed)
-    rules = [*_drops(model, names.unknown), *names.places(), *_routes(layout), *layout.joins]
+        lay_out(group, origins.shapes, target, model, layout)
+    target = _tied(model, _with_slots(target, layout, names, origins), names.fed)
+    rules = [*_drops(model, names.unknown, origins), *_routes(layout, names, origins), *_joins(layout, origins)]
     ignored = internals.ignored_when_missing(model)
     may_miss = tuple(n for n in target if ignored is not None and ignored.search(n) and "{" not in n)
     return Adapted(target, RuleSet(*rules), partial(finish, mapping), may_miss, names.notes)
@@ -52,9 +55,9 @@ def adapt(model: nn.Module, catalogue: Catalogue) -> Adapted | None:
 
 @dataclass
 class _Names:
-    """What becomes of the names of a checkpoint.
+    """What becomes of the names of a checkpoint, as transformers would have written it.
 
-    plain: entry to parameter. groups: entries that go through a converter, by its first target. unknown: entries that
+    plain: name to parameter. groups: names that go through a converter, by its first target. unknown: names that
     the model has no use for.
     """
 
@@ -64,56 +67,70 @@ class _Names:
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, model: nn.Module, mapping: Sequence[Any], catalogue: Catalogue, target: Target) -> _Names:
-        """Rename every entry as transformers does."""
+    def of(cls, model: nn.Module, mapping: Sequence[Any], origins: Origins, target: Target) -> _Names:
+        """Rename every tensor as transformers does."""
         names = cls()
         rename = internals.renamer(model, mapping, target)
-        bare = _unwrapped(catalogue, target, names)
+        bare = _unwrapped(origins.of, target, names)
         for short in internals.natural_order(bare):
             renamed, converter, pattern = rename(short)
             names._note(bare[short], renamed, converter, pattern, target)
         return names
 
-    def _note(self, entry: str, renamed: str, converter: Any, pattern: str, target: Target) -> None:
-        if "{" in entry or renamed not in target:
-            self.unknown.append(entry)
+    def _note(self, name: str, renamed: str, converter: Any, pattern: str, target: Target) -> None:
+        if "{" in name or renamed not in target:
+            self.unknown.append(name)
         elif converter is None:
-            self.plain[entry] = renamed
+            self.plain[name] = renamed
         else:
             group = self.groups.setdefault(renamed, Group(converter, renamed))
-            group.entries[pattern].append(entry)
+            group.entries[pattern].append(name)
 
     @property
     def fed(self) -> set[str]:
-        """The parameters that an entry is meant for."""
+        """The parameters that something is meant for."""
         return {*self.plain.values(), *self.groups}
 
-    def places(self) -> Iterator[Rule]:
-        """Yield a rule for each entry whose name is not the parameter's."""
-        for entry, name in self.plain.items():
-            if entry != name:
-                yield Place(entry, name)
 
-
-def _unwrapped(catalogue: Catalogue, target: Target, names: _Names) -> Mapping[str, str]:
-    """Return the entries by their names without what wrappers put before them."""
-    found = unwrapping(catalogue, target.keys())
+def _unwrapped(given: Collection[str], target: Target, names: _Names) -> Mapping[str, str]:
+    """Return the given names by what they are without what wrappers put before them."""
+    found = unwrapping(given, target.keys())
     if found is None:
-        return {name: name for name in catalogue}
+        return {name: name for name in given}
     names.notes = (f"the prefix {found[1]} that a wrapper left on every name was stripped",)
-    routes = {name: found[0].route(name) for name in catalogue}
+    routes = {name: found[0].route(name) for name in given}
     return {route.to[0].into if route else name: name for name, route in routes.items()}
 
 
-def _with_slots(target: Target, layout: Layout) -> Target:
-    return {n: replace(t, slots=layout.slots[n]) if n in layout.slots else t for n, t in target.items()}
+def _with_slots(target: Target, layout: Layout, names: _Names, origins: Origins) -> Target:
+    slots: dict[str, Mapping[str, Slot]] = {into: origins.slots_of(name) for name, into in names.plain.items()}
+    slots = {name: found for name, found in slots.items() if found} | layout.slots
+    return {name: replace(t, slots=slots[name]) if name in slots else t for name, t in target.items()}
 
 
-def _routes(layout: Layout) -> Iterator[Rule]:
-    for entry, parts in layout.parts.items():
-        yield (
-            Place(entry, parts[0].into, parts[0].slot, parts[0].via) if len(parts) == 1 else Split(entry, tuple(parts))
-        )
+def _routes(layout: Layout, names: _Names, origins: Origins) -> Iterator[Rule]:
+    """Yield a rule for each entry that is more than the parameter of its own name."""
+    parts: dict[str, list[Part]] = defaultdict(list)
+    for name, into in names.plain.items():
+        for origin in origins.of_name(name):
+            parts[origin.entry].append(Part(into, origin.slot, origin.via))
+    for name, some in layout.parts.items():
+        for origin in origins.of_name(name):
+            parts[origin.entry] += [replace(part, via=chained(origin.via, part.via)) for part in some]
+    for entry, found in parts.items():
+        if len(found) > 1:
+            yield Split(entry, tuple(found))
+        elif found[0] != Part(entry):
+            yield Place(entry, found[0].into, found[0].slot, found[0].via)
+
+
+def _joins(layout: Layout, origins: Origins) -> Iterator[Rule]:
+    """Yield the joins with the entries that their names come from. Raises ConfigError for a part of an entry."""
+    for join in layout.joins:
+        found = [origins.of_name(name) for name in join.sources]
+        if any(len(some) != 1 or some[0] != Origin(some[0].entry) for some in found):
+            raise ConfigError(f"{join.into}: {join.via} of transformers takes whole tensors, and the file has others")
+        yield replace(join, sources=tuple(some[0].entry for some in found))
 
 
 def _tied(model: nn.Module, target: Target, fed: set[str]) -> Target:
@@ -147,7 +164,7 @@ def _families(ties: Mapping[str, str]) -> Iterator[list[str]]:
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 
 
-def _drops(model: nn.Module, unknown: Iterable[str]) -> Iterator[Rule]:
+def _drops(model: nn.Module, unknown: Iterable[str], origins: Origins) -> Iterator[Rule]:
     """Yield rules for entries that the model is known to do without: layers that only draft, and what its class says.
 
     Draft layers come after the others in the same numbering, as many as the configuration says.
@@ -157,12 +174,19 @@ def _drops(model: nn.Module, unknown: Iterable[str]) -> Iterator[Rule]:
     layers = getattr(text, "num_hidden_layers", None)
     drafts = getattr(text, "num_nextn_predict_layers", None)
     ignored = internals.ignored_when_unexpected(model)
+    yield from origins.rules
     for name in unknown:
         layer = _LAYER.search(name)
         if "{" in name:
             continue
         if layer is not None and isinstance(layers, int) and isinstance(drafts, int) and int(layer[1]) >= layers:
             if int(layer[1]) < layers + drafts:
-                yield Drop(name, f"draft: layer {layer[1]} comes after the {layers} layers of the model")
+                yield from _dropped(
+                    origins.of[name], f"draft: layer {layer[1]} comes after the {layers} layers of the model"
+                )
         elif ignored is not None and ignored.search(name):
-            yield Drop(name, f"{type(model).__name__} of transformers has no use for it")
+            yield from _dropped(origins.of_name(name), f"{type(model).__name__} of transformers has no use for it")
+
+
+def _dropped(origins: Iterable[Origin], why: str) -> Iterator[Rule]:
+    return (Drop(origin.entry, why) for origin in origins)

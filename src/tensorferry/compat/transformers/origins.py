@@ -1,0 +1,93 @@
+"""Where each tensor of a transformers checkpoint comes from: an entry of its name, or what a GGUF file has for it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from tensorferry.compat.gguf.naming import Naming, architecture_of, naming
+from tensorferry.core.boxes import Shape
+from tensorferry.core.catalogue import Catalogue, TensorEntry
+from tensorferry.core.rules import Drop, Ignore, Rule
+from tensorferry.core.target import Slot
+from tensorferry.core.transforms import Chain, TensorSpec, Transform
+
+__all__ = ["Origin", "Origins", "chained"]
+
+
+class Origin(NamedTuple):
+    """An entry that a tensor of a transformers checkpoint is made of, or the part `slot` of it."""
+
+    entry: str
+    slot: str = ""
+    via: Transform | None = None
+
+
+@dataclass(frozen=True)
+class Origins:
+    """What the entries of a checkpoint are to transformers.
+
+    of: by the name that transformers' own checkpoints have. shapes: by the same names, what `via` makes of the entry.
+    rules: for entries that no tensor is made of.
+    """
+
+    of: Mapping[str, Sequence[Origin]]
+    shapes: Mapping[str, Shape]
+    rules: Sequence[Rule] = ()
+    names: Naming | None = field(default=None)
+
+    @classmethod
+    def find(cls, catalogue: Catalogue, config: Any) -> Origins:
+        """Return the origins in `catalogue` for a model of `config`. Raises ConfigError for an unknown architecture."""
+        architecture = architecture_of(catalogue)
+        if architecture is None:
+            same = {name: (Origin(name),) for name in catalogue}
+            return cls(same, {entry.name: entry.shape for entry in catalogue.values()})
+        text = config.get_text_config() if hasattr(config, "get_text_config") else config
+        return _translated(catalogue, naming(architecture, text.to_dict(), catalogue))
+
+    def of_name(self, name: str) -> Sequence[Origin]:
+        """Return what a tensor is made of; for a name that should be there and is not, an entry of that name."""
+        return self.of.get(name) or (Origin(name),)
+
+    def slots_of(self, name: str) -> Mapping[str, Slot]:
+        """Return the slots of a tensor that several entries make up, or that has other shapes too."""
+        return self.names.slots_of(name) if self.names is not None else {}
+
+
+def chained(first: Transform | None, then: Transform | None) -> Transform | None:
+    """Return the transform that does both."""
+    if first is None or then is None:
+        return then if first is None else first
+    steps = [step for via in (first, then) for step in (via.steps if isinstance(via, Chain) else (via,))]
+    return Chain(tuple(steps))
+
+
+def _translated(catalogue: Catalogue, names: Naming) -> Origins:
+    origins: dict[str, list[Origin]] = defaultdict(list)
+    shapes: dict[str, Shape] = {}
+    rules: list[Rule] = []
+    for entry in catalogue.values():
+        route = names.rules.route(entry.name)
+        if route is not None and route.ignorable is not None:
+            rules.append(Ignore(entry.name, route.ignorable))
+        elif route is not None and route.dropped is not None:
+            rules.append(Drop(entry.name, route.dropped))
+        elif route is None:
+            origins[entry.name].append(Origin(entry.name))
+            shapes[entry.name] = entry.shape
+        else:
+            for to in route.to:
+                origins[to.into].append(Origin(entry.name, to.slot, to.via))
+                shapes[to.into] = _made(entry, to.via)
+    return Origins(origins, shapes, rules, names)
+
+
+def _made(entry: TensorEntry, via: Transform | None) -> Shape:
+    """Return the shape that comes out; that of the entry where it does not fit, which planning will say."""
+    try:
+        return entry.shape if via is None else via.infer([TensorSpec(entry.dtype, entry.shape)]).shape
+    except ValueError:
+        return entry.shape
