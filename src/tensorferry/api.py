@@ -32,6 +32,7 @@ from tensorferry.modules.describe import describe, places
 from tensorferry.modules.finalize import Completion, derive_buffers, refuse_unfilled
 from tensorferry.modules.materialize import Materialized
 from tensorferry.modules.tie import settle_ties
+from tensorferry.problems import ProblemKind
 from tensorferry.progress import SILENT, Progress
 from tensorferry.report import Report
 from tensorferry.verify import verify_files
@@ -281,7 +282,7 @@ def _report(
     warnings = [*checkpoint.warnings, *prepared.notes]
     warnings += [f"{name}: {loss} when cast" for name, loss in counters.losses.items()]
     warnings += [
-        f"{p.kind.value}: {p.subject} {p.detail}".strip() for p in made.problems if p.subject not in made.unexpected
+        f"{p.kind.value}: {p.subject} {p.detail}".strip() for p in made.problems if p.kind is not ProblemKind.UNEXPECTED
     ]
     return Report(
         source=checkpoint.uri,

@@ -115,6 +115,8 @@ class Checkpoint:
             return [e for e in entries if names(e.name)]
         wanted = {names} if isinstance(names, str) else set(names)
         for name in sorted(wanted - self.catalogue.keys()):
+        if odd := [name for name in wanted if not isinstance(name, str)]:
+            raise ConfigError(f"{odd[0]!r}: the name of a tensor is expected, not {type(odd[0]).__name__}")
             near = nearest(name, self.catalogue)
             hint = f"; did you mean {', '.join(map(shown, near))}?" if near else ""
             raise PlanError(f"{self.uri} holds no tensor {shown(name)!r}{hint}")
@@ -140,6 +142,8 @@ def open_checkpoint(
     """
     _refuse_absent(path)
     opened = open_files(
+    if not isinstance(options, ReadOptions | None):
+        raise ConfigError(f"options {options!r}: ReadOptions are expected, not {type(options).__name__}")
         path,
         load_format=load_format,
         subfolder=subfolder,
@@ -151,7 +155,10 @@ def open_checkpoint(
 
 
 def _refuse_absent(path: str | os.PathLike[str]) -> None:
-    where = shown(os.fspath(path), 300)
+    given = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if not isinstance(given, str) or not given:
+        raise ConfigError(f"path {path!r}: a file or folder is expected, as text or a Path")
+    where = shown(given, 300)
     try:
         there = Path(path).exists() or Path(path).is_symlink()
     except OSError as error:

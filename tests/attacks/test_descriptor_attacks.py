@@ -72,7 +72,7 @@ def test_mappings_each_need_a_descriptor_and_the_error_says_what_to_do(sharded: 
     with (
         may_open(12),
         open_checkpoint(sharded) as checkpoint,
-        pytest.raises(ReadError, match="cannot be mapped: Too many open files: .*ulimit -n"),
+        pytest.raises(ReadError, match=r"cannot be mapped: Too many open files: .*ulimit -n"),
     ):
         list(checkpoint.tensors(mapped=True))
 

@@ -137,6 +137,16 @@ def test_an_index_that_is_a_link_out_is_unsafe(folder: Path) -> None:
     assert isinstance(refusal(folder), UnsafeFile)
 
 
+def test_a_sub_folder_that_a_link_leads_out_of_the_folder_is_unsafe(folder: Path) -> None:
+    write_safetensors(folder.parent / "other" / "model.safetensors", {"w": ar(2)})
+    (folder / "sub").symlink_to("../other")
+    with pytest.raises(UnsafeFile, match="leads out of its folder"):
+        open_files(folder, subfolder="sub")
+    write_safetensors(folder / "real" / "model.safetensors", {"w": ar(2, start=5)})
+    (folder / "linked").symlink_to("real")
+    assert read_all(folder, subfolder="linked") == {"w": [5, 6]}
+
+
 def test_links_in_a_circle_are_no_file(folder: Path) -> None:
     (folder / "a.safetensors").symlink_to("b.safetensors")
     (folder / "b.safetensors").symlink_to("a.safetensors")
@@ -184,6 +194,28 @@ def test_an_index_of_absurd_size_is_not_read(folder: Path) -> None:
 def test_an_index_full_of_zeros_is_refused(folder: Path) -> None:
     (folder / INDEX).write_bytes(bytes(4 << 20))
     assert isinstance(refusal(folder), CorruptFile)
+
+
+@pytest.mark.parametrize(
+    ("begin", "one", "count"),
+    [
+        ('{"x": "', "a", 30_000_000),
+        ('{"x": "\U0001f600', "a", 30_000_000),
+        ('{"x": [', "{},", 10_000_000),
+        ('{"x": {', '"a": {"b": 1},', 2_000_000),
+    ],
+    ids=["text", "wide text", "list", "pairs"],
+)
+def test_an_index_with_something_huge_beside_its_map_is_refused_cheaply(
+    folder: Path, begin: str, one: str, count: int
+) -> None:
+    (folder / INDEX).write_text(begin + one * count)
+    assert isinstance(refusal(folder), CorruptFile)
+
+
+def test_an_index_of_more_shards_than_any_checkpoint_has_is_refused_before_they_are_looked_for(folder: Path) -> None:
+    write_index(folder / INDEX, {f"t{i}": f"s{i}.safetensors" for i in range(40_000)})
+    assert "or 32,768 shards" in str(refusal(folder))
 
 
 def test_an_index_of_many_absent_shards_names_a_few(folder: Path) -> None:

@@ -11,7 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from helpers.safetensors_bytes import EMPTY, GOOD, NAME, catalogue, entry, one, st_file, two, with_extra, with_metadata
+from helpers.safetensors_bytes import (
+    EMPTY,
+    GOOD,
+    NAME,
+    attempt,
+    catalogue,
+    entry,
+    one,
+    st_file,
+    two,
+    with_extra,
+    with_metadata,
+)
 from tensorferry.errors import CorruptFile, TensorferryError, UnsafeFile, UnsupportedDtype
 from tensorferry.formats.safetensors import SAFETENSORS_DTYPES, SafetensorsFormat
 from tensorferry.storage.base import File
@@ -282,6 +294,23 @@ def test_a_pipe_under_this_name_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / NAME)
     with LocalStorage(tmp_path) as storage, pytest.raises(UnsafeFile, match="pipe"):
         SafetensorsFormat().catalogue(storage, storage.list()[0])
+
+
+@pytest.mark.parametrize("field", ["dtype", "shape", "data_offsets", "x"])
+@pytest.mark.parametrize("depth", [100, 200, 500, 900, 5000])
+@pytest.mark.parametrize(("begin", "end"), [("[", "]"), ('{"a":', "}")])
+def test_nesting_that_python_can_read_and_we_cannot_say_is_refused_by_name(
+    field: str, depth: int, begin: str, end: str, tmp_path: Path
+) -> None:
+    fields = {"dtype": '"U8"', "shape": "[1]", "data_offsets": "[0,1]"} | {field: begin * depth + "1" + end * depth}
+    text = ",".join(f'"{key}":{value}' for key, value in fields.items())
+    found = attempt(tmp_path, st_file(f'{{"t":{{{text}}}}}', b"\1"))
+    if field == "x" and depth == 100:
+        assert not isinstance(found, TensorferryError)
+    else:
+        assert isinstance(found, CorruptFile)
+        assert NAME in str(found)
+        assert len(str(found)) < 600
 
 
 def test_names_cannot_write_to_the_terminal(tmp_path: Path) -> None:

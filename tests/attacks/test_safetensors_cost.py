@@ -93,6 +93,14 @@ def test_many_short_keys_of_metadata_are_refused_before_they_fill_the_memory(tmp
         catalogue(tmp_path, with_metadata("{" + keys + "}"))
 
 
+def test_metadata_counts_by_the_memory_that_it_takes(tmp_path: Path) -> None:
+    values = ['"' + "x" * 250 + end for end in ('"', '\U0001f600"')]
+    plain, wide = ("{" + ",".join(f'"{i}":{value}' for i in range(60_000)) + "}" for value in values)
+    assert len(catalogue(tmp_path, with_metadata(plain)).metadata) == 60_000
+    with pytest.raises(CorruptFile, match="__metadata__ takes over"):
+        catalogue(tmp_path, with_metadata(wide))
+
+
 def test_a_fault_behind_50000_tensors_takes_under_64_mib(tmp_path: Path) -> None:
     members = [f'"t{i}":{entry(offsets=f"[{i},{i + 1}]")}' for i in range(50_000)]
     content = st_file("{" + ",".join([*members, f'"z":{entry(offsets="[50001,50002]")}']) + "}", b"\0" * 50_002)

@@ -169,3 +169,22 @@ def test_a_checkpoint_is_a_context_manager_that_returns_itself(folder: Path) -> 
     assert isinstance(checkpoint, Checkpoint)
     with checkpoint as same:
         assert same is checkpoint
+
+
+@pytest.mark.parametrize("path", ["", b"/tmp", 3, None, []])
+def test_what_is_no_path_is_refused(path: object) -> None:
+    with pytest.raises(ConfigError, match="a file or folder is expected"):
+        open_checkpoint(path)  # type: ignore[arg-type]
+
+
+def test_options_are_read_options(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="ReadOptions are expected, not dict"):
+        open_checkpoint(folder, options={"threads": 2})  # type: ignore[arg-type]
+
+
+def test_names_of_tensors_are_text(folder: Path) -> None:
+    with open_checkpoint(folder) as checkpoint:
+        with pytest.raises(ConfigError, match="name of a tensor is expected, not int"):
+            checkpoint.tensors(["a.weight", 3])  # type: ignore[list-item]
+        with pytest.raises(ConfigError, match="name of a tensor is expected, not NoneType"):
+            checkpoint.read(None)  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ from tensorferry.core.ruleset import RuleSet
 __all__ = ["unwrapping"]
 
 _WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_forward_module.")
+_MOST_WRAPPERS = 8  # around one model; a name out of a file may begin with thousands
 
 
 def unwrapping(names: Collection[str], wanted: Collection[str]) -> tuple[RuleSet, str] | None:
@@ -44,7 +45,10 @@ def _common_prefixes(names: Iterable[str]) -> Iterator[str]:
     """Yield what may be stripped off every name: nothing, the outermost prefix, that and the next one."""
     rest, prefix = list(names), ""
     yield prefix
-    while rest and (found := next((w for w in _WRAPPERS if all(n.startswith(w) for n in rest)), "")):
+    for _ in range(_MOST_WRAPPERS):
+        found = next((w for w in _WRAPPERS if all(n.startswith(w) for n in rest)), "")
+        if not rest or not found:
+            return
         prefix += found
         rest = [n[len(found) :] for n in rest]
         yield prefix

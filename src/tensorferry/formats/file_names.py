@@ -54,7 +54,7 @@ FAMILIES = {
 }
 
 LOAD_FORMATS: dict[str, tuple[str, ...]] = {
-    "auto": ("safetensors", "mistral", "bin", "pt", "pth", "ckpt"),
+    "auto": ("safetensors", "mistral", "bin", "gguf", "pt", "pth", "ckpt"),
     "hf": ("safetensors", "bin", "pt", "pth", "ckpt"),
     "safetensors": ("safetensors",),
     "mistral": ("mistral",),
@@ -62,6 +62,7 @@ LOAD_FORMATS: dict[str, tuple[str, ...]] = {
 }
 """Which families each `load_format` takes, best first."""
 
+    "gguf": ("gguf",),
 CANONICAL_STEMS = ("model", "pytorch_model", "diffusion_pytorch_model")
 """What writers call the file, or the set of shards, that is the whole model."""
 
@@ -207,13 +208,15 @@ def is_side_file(path: str, size: int) -> bool:
     return format_of(path) is None and what_else(path) is None and parse_index_name(path) is None
 
 
-def natural_key(path: str) -> list[str | int]:
+def natural_key(path: str) -> list[str | tuple[int, str]]:
     """Return a key that sorts shard 2 before shard 10.
 
     >>> sorted(["m-10.bin", "m-2.bin"], key=natural_key)
     ['m-2.bin', 'm-10.bin']
     """
-    return [int(text) if i % 2 else text for i, text in enumerate(_DIGITS.split(path))]
+    # Numbers stay text, for a name may have thousands of digits: the longer of two is the greater one.
+    digits = (text.lstrip("0") for text in _DIGITS.findall(path))
+    return [(len(d := next(digits)), d) if i % 2 else text for i, text in enumerate(_DIGITS.split(path))]
 
 
 def matches_any(path: str, patterns: Iterable[str]) -> bool:
@@ -222,8 +225,9 @@ def matches_any(path: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(path, pattern) or fnmatchcase(base, pattern) for pattern in patterns)
 
 
-def _cut_variant(stem: str, variant: str | None) -> tuple[str, str | None]:
-    if variant is not None and stem.endswith(f".{variant}"):
+def _cut_variant(stem: str, suffix: str, variant: str | None) -> tuple[str, str | None]:
+    gguf = suffix == FAMILIES["gguf"].suffix
+    if variant is not None and (stem.endswith(f".{variant}") or (gguf and stem.endswith(f"-{variant}"))):
         return stem[: -len(variant) - 1], variant
     head, _, tail = stem.partition(".")
     if head in CANONICAL_STEMS and _VARIANT.fullmatch(tail):
@@ -231,5 +235,7 @@ def _cut_variant(stem: str, variant: str | None) -> tuple[str, str | None]:
     return stem, None
 
 
+    if gguf:
+        return stem, None
 def _role_of(base: str) -> str:
     return next((role for pattern, role in _NOT_BASE_WEIGHTS if fnmatchcase(base, pattern)), "")

@@ -9,12 +9,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
+from sys import getsizeof
 from types import MappingProxyType
 from typing import Any, NoReturn
 
 from tensorferry.core.boxes import Shape
 from tensorferry.core.catalogue import Catalogue, Chunk, Span, TensorEntry
-from tensorferry.core.dtypes import DTYPES, DType
+from tensorferry.core.dtypes import DTYPES, DType, Kind
 from tensorferry.errors import CorruptFile, UnsupportedDtype, shown
 from tensorferry.formats.first_bytes import HEAD_BYTES, looks_like
 from tensorferry.formats.strict_json import JsonStream, json_kind, json_text, refuse_ambiguous
@@ -29,7 +30,7 @@ MAX_RANK = 64
 """Dimensions that a tensor may have; torch has no more. The format itself names no limit."""
 
 SAFETENSORS_DTYPES: Mapping[str, DType] = MappingProxyType(
-    {name: dtype for name, dtype in DTYPES.items() if name not in ("C32", "C128")}
+    {name: dtype for name, dtype in DTYPES.items() if dtype.kind is not Kind.PACKED and name not in ("C32", "C128")}
 )
 """The types that the format defines, by the name that a header gives them."""
 
@@ -37,7 +38,7 @@ _INT64_MAX = 2**63 - 1
 _WINDOW = 1 << 20
 _ENTRY_LIMIT = 1 << 20  # characters of a name and its description
 _METADATA_LIMIT = 4 << 20  # characters of one key and value of __metadata__
-_METADATA_TOTAL = 16 << 20
+_METADATA_TOTAL = 32 << 20  # bytes of memory: one odd character makes all of a text take four times as much
 _METADATA_COUNT = 1 << 16
 
 _Placed = tuple[int, int, str, DType, Shape]
@@ -52,7 +53,7 @@ class SafetensorsFormat:
     the fault, by some 5 µs and 250 bytes each; the limit of the format, 100 MB of header, ends that at 1.6 million.
 
     Beyond the rules of the format, a name with its description may take 1 MiB of header, a value of ``__metadata__``
-    4 MiB, and all of ``__metadata__`` 16 Mi characters in 65,536 keys.
+    4 MiB, and all of ``__metadata__`` 32 MiB of memory in 65,536 keys.
     """
 
     name = "safetensors"
@@ -140,9 +141,11 @@ def _read_metadata(stream: JsonStream, what: str) -> dict[str, str]:
         if type(value) is not str:
             raise CorruptFile(f"{what}: __metadata__ maps strings to strings, {shown(key)!r} is {json_kind(value)}")
         metadata[key] = value
-        total += len(key) + len(value)
+        total += getsizeof(key) + getsizeof(value)
         if total > _METADATA_TOTAL or len(metadata) > _METADATA_COUNT:
-            raise CorruptFile(f"{what}: __metadata__ has over {_METADATA_TOTAL} characters or {_METADATA_COUNT} keys")
+            raise CorruptFile(
+                f"{what}: __metadata__ takes over {_METADATA_TOTAL} bytes or has over {_METADATA_COUNT} keys"
+            )
     return metadata
 
 

@@ -55,6 +55,10 @@ class Wanted:
     allow_pickle: bool = True
 
     def __post_init__(self) -> None:
+        for option in ("load_format", "subfolder", "variant"):
+            value = getattr(self, option)
+            if not isinstance(value, str) and (value is not None or option != "variant"):
+                raise ConfigError(f"{option} {value!r}: text is expected, not {type(value).__name__}")
         if self.load_format not in LOAD_FORMATS:
             known = ", ".join(LOAD_FORMATS)
             raise ConfigError(f"load_format {self.load_format!r} is not known here; one of {known} is expected")
@@ -62,12 +66,17 @@ class Wanted:
             raise ConfigError(f"variant {self.variant!r}: one word, such as 'fp16', is expected")
         if self.subfolder and not _is_plain(self.subfolder):
             raise ConfigError(f"subfolder {self.subfolder!r}: a relative path without '..' is expected")
-        for option in ("allow_patterns", "ignore_patterns"):
-            patterns = getattr(self, option)
-            if isinstance(patterns, str):
-                raise ConfigError(f"{option} {patterns!r}: a sequence of patterns is expected, not one string")
-            if patterns is not None:
-                object.__setattr__(self, option, tuple(patterns))
+        object.__setattr__(self, "ignore_patterns", _patterns("ignore_patterns", self.ignore_patterns or ()))
+        if self.allow_patterns is not None:
+            object.__setattr__(self, "allow_patterns", _patterns("allow_patterns", self.allow_patterns))
+
+
+def _patterns(option: str, given: object) -> tuple[str, ...]:
+    patterns = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (None,)
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        what = "not one string" if isinstance(given, str) else "each of them text"
+        raise ConfigError(f"{option} {given!r}: a sequence of patterns is expected, {what}")
+    return patterns
 
 
 def select(storage: Storage, wanted: Wanted = Wanted(), *, nested: Callable[[], Iterable[str]] = tuple) -> Selection:
@@ -330,7 +339,8 @@ def _nothing(folder: Folder, wanted: Wanted) -> LocateError:
 
 
 def _is_plain(path: str) -> bool:
-    return posixpath.normpath(path) == path and not path.startswith("/") and ".." not in path.split("/") and path != "."
+    plain = posixpath.normpath(path) == path != "." and "\0" not in path
+    return plain and not path.startswith("/") and ".." not in path.split("/")
 
 
 def _few(names: Sequence[str], limit: int = 5, separator: str = ", ") -> str:

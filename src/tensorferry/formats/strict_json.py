@@ -79,11 +79,11 @@ class JsonStream:
         limit: characters that one member may take. descend: the key of a member whose value is not read: None is
         yielded for it, and the caller reads it with `members` before going on.
         """
-        found = self._peek()
+        found = self.peek()
         if found != "{":
             raise self._fault(f"a JSON object is expected, found {found!r}" if found else "it ends early")
         self._position += 1
-        if self._peek() == "}":
+        if self.peek() == "}":
             self._position += 1
             return
         while True:
@@ -94,7 +94,7 @@ class JsonStream:
             at = self._position
             mark = self._text[at : at + 1]
             if mark in _SPACE_OR_END:
-                mark = self._peek()
+                mark = self.peek()
             self._position += 1
             if mark == "}":
                 return
@@ -103,12 +103,12 @@ class JsonStream:
 
     def end(self) -> None:
         """Raise CorruptFile if anything but white space follows."""
-        if found := self._peek():
+        if found := self.peek():
             raise self._fault(f"nothing but spaces may follow the JSON object, found {found!r}")
 
     def _member(self, limit: int, descend: str | None) -> tuple[str, Any]:
         if self._text[self._position : self._position + 1] in _SPACE_OR_END:
-            self._peek()
+            self.peek()
         while True:
             start = self._before + self._position
             try:
@@ -148,7 +148,7 @@ class JsonStream:
         self._position = at
         return key, value
 
-    def _peek(self) -> str:
+    def peek(self) -> str:
         """Skip white space; return the character there, or "" at the end."""
         while True:
             self._position = _after_space(self._text, self._position)
@@ -207,16 +207,18 @@ def json_kind(value: object) -> str:
     return kinds.get(type(value), "an object")
 
 
-def json_text(value: object) -> str:
-    """Return `value`, as `JsonStream` yields it, for a message: much like it stands in the file.
+def json_text(value: object, depth: int = 8) -> str:
+    """Return `value`, as `JsonStream` yields it, for a message: much like it stands in the file, `depth` levels of it.
 
     >>> json_text([2.0, True, (("a", None),)])
     '[2.0, true, {"a": null}]'
     """
+    if isinstance(value, tuple | list) and not depth:
+        return "…"
     if isinstance(value, tuple):
-        return "{" + ", ".join(f"{json.dumps(key)}: {json_text(item)}" for key, item in value) + "}"
+        return "{" + ", ".join(f"{json.dumps(key)}: {json_text(item, depth - 1)}" for key, item in value) + "}"
     if isinstance(value, list):
-        return "[" + ", ".join(map(json_text, value)) + "]"
+        return "[" + ", ".join(json_text(item, depth - 1) for item in value) + "]"
     return "-0" if isinstance(value, float) and str(value) == "-0.0" else json.dumps(value)
 
 

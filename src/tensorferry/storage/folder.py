@@ -33,25 +33,30 @@ class Folder:
     Links in it are followed and must end inside it, or, where it is a snapshot in a cache of the Hugging Face hub
     (``models--x--y/snapshots/<revision>``), inside ``models--x--y``, where the cache keeps its blobs.
 
-    given: the folder as the caller wrote it, for messages.
+    given: the folder as the caller wrote it, for messages. inside: the folder that it must belong to, if it is a part
+    of another one.
 
-    Raises LocateError if it is not there or not a folder, AccessDenied if it may not be looked into.
+    Raises LocateError if it is not there or not a folder, AccessDenied if it may not be looked into, UnsafeFile if it
+    is not inside.
     """
 
     __slots__ = ("_allowed", "_root", "given")
 
-    def __init__(self, given: str | os.PathLike[str]) -> None:
+    def __init__(self, given: str | os.PathLike[str], *, inside: str | os.PathLike[str] | None = None) -> None:
         self.given = os.fspath(given)
         if "\0" in self.given:
             raise LocateError(f"{shown(self.given, 300)}: no file or folder has a NUL character in its name")
         self._root = os.path.realpath(self.given)
         self._allowed = _allowed_root(self._root)
+        whole = self._allowed if inside is None else _allowed_root(os.path.realpath(inside))
         try:
             info = Path(self._root).stat()
         except OSError as error:
             raise located(error, shown(self.given, 300)) from None
         if not modes.S_ISDIR(info.st_mode):
             raise LocateError(f"{shown(self.given, 300)}: is not a folder")
+        if self._allowed != whole and not _inside(self._root, whole):
+            raise _escape(shown(self.given, 300), self._root)
 
     def label(self, path: str) -> str:
         """Return what messages call the file at `path`."""
@@ -79,10 +84,7 @@ class Folder:
         except OSError as error:
             raise located(error, self.label(path), _link_target(full)) from None
         if not _inside(real, self._allowed):
-            raise UnsafeFile(
-                f"{self.label(path)}: leads out of its folder, to {shown(real, 300)}; "
-                "open the folder that it points to, or put a copy in its place"
-            )
+            raise _escape(self.label(path), real)
         refuse_irregular(info, self.label(path))
         return real, info
 
@@ -138,6 +140,13 @@ def located(error: OSError, label: str, link: str | None = None) -> LocateError 
         return LocateError(f"broken link {label} -> {shown(link, 300)}: what it points to is not there")
     return (
         LocateError(f"{label}: {error.strerror}") if error.errno in _ABSENT else ReadError(f"{label}: {error.strerror}")
+    )
+
+
+def _escape(label: str, real: str) -> UnsafeFile:
+    return UnsafeFile(
+        f"{label}: leads out of its folder, to {shown(real, 300)}; "
+        "open the folder that it points to, or put a copy in its place"
     )
 
 

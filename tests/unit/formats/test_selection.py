@@ -318,7 +318,7 @@ def test_a_sub_folder_is_chosen_from_with_its_own_index() -> None:
     assert selection.index == {"w": f"unet/{A}"}
 
 
-@pytest.mark.parametrize("subfolder", ["..", "a/../b", "/a", ".", "a/"])
+@pytest.mark.parametrize("subfolder", ["..", "a/../b", "/a", ".", "a/", "a\0b"])
 def test_a_sub_folder_is_a_plain_relative_path(subfolder: str) -> None:
     with pytest.raises(ConfigError, match="without '\\.\\.'"):
         Wanted(subfolder=subfolder)
@@ -363,3 +363,10 @@ def test_ignoring_one_shard_of_an_index_is_no_way_to_load_a_part() -> None:
 def test_one_string_is_no_list_of_patterns(option: str) -> None:
     with pytest.raises(ConfigError, match=f"{option} '\\*'"):
         Wanted(**{option: "*"})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("option", ["load_format", "subfolder", "variant", "allow_patterns", "ignore_patterns"])
+@pytest.mark.parametrize("value", [3, [None], [3], {"a": 1}.values()])
+def test_options_of_another_type_are_refused_by_name(option: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"^{option} .* is expected"):
+        Wanted(**{option: value})  # type: ignore[arg-type]
