@@ -114,9 +114,9 @@ class Checkpoint:
         if callable(names):
             return [e for e in entries if names(e.name)]
         wanted = {names} if isinstance(names, str) else set(names)
-        for name in sorted(wanted - self.catalogue.keys()):
         if odd := [name for name in wanted if not isinstance(name, str)]:
             raise ConfigError(f"{odd[0]!r}: the name of a tensor is expected, not {type(odd[0]).__name__}")
+        for name in sorted(wanted - self.catalogue.keys()):
             near = nearest(name, self.catalogue)
             hint = f"; did you mean {', '.join(map(shown, near))}?" if near else ""
             raise PlanError(f"{self.uri} holds no tensor {shown(name)!r}{hint}")
@@ -141,9 +141,9 @@ def open_checkpoint(
     Raises LocateError (nothing there, or a shard is absent), FormatError (damaged, unsafe, unknown), ConfigError.
     """
     _refuse_absent(path)
-    opened = open_files(
     if not isinstance(options, ReadOptions | None):
         raise ConfigError(f"options {options!r}: ReadOptions are expected, not {type(options).__name__}")
+    opened = open_files(
         path,
         load_format=load_format,
         subfolder=subfolder,

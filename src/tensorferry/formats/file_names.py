@@ -54,7 +54,7 @@ FAMILIES = {
 }
 
 LOAD_FORMATS: dict[str, tuple[str, ...]] = {
-    "auto": ("safetensors", "mistral", "bin", "gguf", "pt", "pth", "ckpt"),
+    "auto": ("safetensors", "mistral", "bin", "pt", "pth", "ckpt"),
     "hf": ("safetensors", "bin", "pt", "pth", "ckpt"),
     "safetensors": ("safetensors",),
     "mistral": ("mistral",),
@@ -62,7 +62,6 @@ LOAD_FORMATS: dict[str, tuple[str, ...]] = {
 }
 """Which families each `load_format` takes, best first."""
 
-    "gguf": ("gguf",),
 CANONICAL_STEMS = ("model", "pytorch_model", "diffusion_pytorch_model")
 """What writers call the file, or the set of shards, that is the whole model."""
 
@@ -225,9 +224,8 @@ def matches_any(path: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(path, pattern) or fnmatchcase(base, pattern) for pattern in patterns)
 
 
-def _cut_variant(stem: str, suffix: str, variant: str | None) -> tuple[str, str | None]:
-    gguf = suffix == FAMILIES["gguf"].suffix
-    if variant is not None and (stem.endswith(f".{variant}") or (gguf and stem.endswith(f"-{variant}"))):
+def _cut_variant(stem: str, variant: str | None) -> tuple[str, str | None]:
+    if variant is not None and stem.endswith(f".{variant}"):
         return stem[: -len(variant) - 1], variant
     head, _, tail = stem.partition(".")
     if head in CANONICAL_STEMS and _VARIANT.fullmatch(tail):
@@ -235,7 +233,5 @@ def _cut_variant(stem: str, suffix: str, variant: str | None) -> tuple[str, str 
     return stem, None
 
 
-    if gguf:
-        return stem, None
 def _role_of(base: str) -> str:
     return next((role for pattern, role in _NOT_BASE_WEIGHTS if fnmatchcase(base, pattern)), "")
