@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from tensorferry.config import ReadOptions
-from tensorferry.core.catalogue import Catalogue, TensorEntry
+from tensorferry.core.catalogue import Catalogue, TensorEntry, refuse_unknown
 from tensorferry.core.names import nearest
 from tensorferry.errors import AccessDenied, ConfigError, LocateError, PlanError, shown
 from tensorferry.formats.base import Selection
@@ -66,14 +66,15 @@ class Checkpoint:
         mapped: yield views of the mapped files instead, which share their pages with other processes and are read
         when they are looked at. They must not be written to, and a file that is truncated meanwhile kills the process.
 
-        Raises PlanError for a name that is not there and ConfigError where the storage cannot map, both at once;
-        ReadError while reading, or at the end where a file changed meanwhile. Reading stops when the iterator is
-        closed or forgotten.
+        Raises PlanError for a name that is not there, UnsupportedDtype for a type that is not known and ConfigError
+        where the storage cannot map, all at once; ReadError while reading, or at the end where a file changed
+        meanwhile. Reading stops when the iterator is closed or forgotten.
         """
         from tensorferry.execute.stream import mapped as map_all
         from tensorferry.execute.stream import stream
 
         chosen = self._chosen(names)
+        refuse_unknown(chosen)
         if not mapped:
             return self._checked(stream(self.storage, chosen, self.options))
         if not isinstance(self.storage, SupportsMap):
@@ -83,7 +84,7 @@ class Checkpoint:
     def read(self, name: str) -> torch.Tensor:
         """Return the values of one entry in memory of their own, in the checkpoint's dtype.
 
-        Raises PlanError where there is no such entry, ReadError.
+        Raises PlanError where there is no such entry, UnsupportedDtype where its type is not known here, ReadError.
         """
         from tensorferry.execute.simple import read_entry
 
@@ -135,7 +136,7 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Open the checkpoint at `path`: a folder, a weight file or a shard index. Reads headers only.
 
-    load_format: auto, hf, safetensors, mistral or pt. variant: such as ``fp16`` in ``model.fp16.safetensors``.
+    load_format: auto, hf, safetensors, mistral, pt or gguf. variant: such as ``fp16`` in ``model.fp16.safetensors``.
     allow_patterns: file name patterns that override the choice; ignore_patterns: files that are not looked at.
 
     Raises LocateError (nothing there, or a shard is absent), FormatError (damaged, unsafe, unknown), ConfigError.

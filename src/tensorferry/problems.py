@@ -19,6 +19,8 @@ class ProblemKind(Enum):
     """An entry whose shape is not the one that its slot takes."""
     LOSSY_DTYPE = "lossy dtype"
     """A cast that changes the sort of number, integers into floats for example."""
+    UNSUPPORTED_DTYPE = "unsupported dtype"
+    """An entry of a type that is not known here, so that its values cannot be read."""
     GAP = "gap"
     """Elements of a parameter that no slot covers and no default fills."""
     OVERLAP = "overlap"

@@ -8,10 +8,10 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from tensorferry.core.boxes import Box, Shape, strides_of
-from tensorferry.core.dtypes import DType
-from tensorferry.errors import FormatError, shown
+from tensorferry.core.dtypes import DType, Kind
+from tensorferry.errors import FormatError, UnsupportedDtype, shown
 
-__all__ = ["Catalogue", "Chunk", "Span", "TensorEntry"]
+__all__ = ["Catalogue", "Chunk", "Span", "TensorEntry", "refuse_unknown"]
 
 
 class Span(NamedTuple):
@@ -137,4 +137,15 @@ class Catalogue(Mapping[str, TensorEntry]):
         """Return a catalogue of other `entries` over the same files, with `notes` added."""
         return Catalogue(
             entries, format=self.format, files=self.files, metadata=self.metadata, notes=(*self.notes, *notes)
+        )
+
+
+def refuse_unknown(entries: Iterable[TensorEntry]) -> None:
+    """Raise UnsupportedDtype if the type of an entry is not known, so that nothing can read it; naming both."""
+    unknown = [e for e in entries if e.dtype.kind is Kind.UNKNOWN]
+    if unknown:
+        more = f" (and {len(unknown) - 1} more like it)" if len(unknown) > 1 else ""
+        raise UnsupportedDtype(
+            f"tensor {shown(unknown[0].name)!r} has the type {shown(unknown[0].dtype.name)!r}, which cannot be read"
+            f" here{more}; other tensors can"
         )

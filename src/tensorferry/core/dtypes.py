@@ -3,7 +3,8 @@
 Names are those of the safetensors format, which every other format maps to. What torch calls them is
 the business of `numerics`. A type is described by its *block*: the smallest group of elements that
 starts on a byte boundary (one element for ordinary types, two for F4, thirty-two for GGUF's Q4_1). Types of
-the kind PACKED hold codes and their scales in each block; a `Dequantize` transform makes numbers of them.
+the kind PACKED hold codes and their scales in each block; a `Dequantize` transform makes numbers of them. Of types of
+the kind UNKNOWN a file gives no more than a name or a number: not even their size is known, and nothing reads them.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class Kind(Enum):
     FLOAT = "float"
     COMPLEX = "complex"
     PACKED = "packed"
+    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,6 +145,9 @@ class _Planner:
         self.problems.append(Problem(ProblemKind.AMBIGUOUS_RULE, parameter, detail))
 
     def _add(self, entries: Sequence[TensorEntry], tensor: TargetTensor, slot: Slot, via: Transform | None) -> None:
+        if unknown := [e for e in entries if e.dtype.kind is Kind.UNKNOWN]:
+            self.problems += [_unsupported(entry, tensor) for entry in unknown]
+            return
         numbers = tensor.dtype.kind is not Kind.PACKED and is_packed(entries)
         try:
             specs = [TensorSpec(e.dtype, e.shape) for e in entries]
@@ -233,6 +236,11 @@ class _Planner:
         ]
         fatal = self.strict.unexpected == "error"
         self.problems += [Problem(ProblemKind.UNEXPECTED, name, detail, fatal=fatal) for name, detail in self.leftovers]
+
+
+def _unsupported(entry: TensorEntry, tensor: TargetTensor) -> Problem:
+    what = f"{entry.dtype}, which cannot be read here; {tensor.name} takes {tensor.dtype}"
+    return Problem(ProblemKind.UNSUPPORTED_DTYPE, entry.name, what)
 
 
 def _joined_numbers(made: TensorSpec, slot: Slot, via: Transform | None) -> TensorSpec:

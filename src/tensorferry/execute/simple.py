@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from tensorferry.core.boxes import Box, Region, strides_of
-from tensorferry.core.catalogue import Chunk, TensorEntry
+from tensorferry.core.catalogue import Chunk, TensorEntry, refuse_unknown
 from tensorferry.core.cutting import in_blocks
 from tensorferry.core.plan import Plan, Step
 from tensorferry.core.schedule import Schedule
@@ -105,6 +105,7 @@ def read_entry_through(read_into: ReadInto, entry: TensorEntry) -> torch.Tensor:
 
 def _read_chunk(read_into: ReadInto, entry: TensorEntry, chunk: Chunk, whole: Region) -> torch.Tensor:
     if chunk.span is None:
+        refuse_unknown([entry])
         raise ReadError(f"{entry.name}: its bytes are no span of a file: only its format can read it")
     staged = torch.empty(chunk.span.length, dtype=torch.uint8, device="cpu")
     if chunk.span.length:

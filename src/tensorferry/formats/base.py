@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from tensorferry.core.catalogue import Catalogue
 from tensorferry.storage.base import File, Storage
 
-__all__ = ["FileFormat", "Selection"]
+__all__ = ["ChecksSets", "FileFormat", "Selection"]
 
 
 class FileFormat(Protocol):
@@ -26,6 +26,15 @@ class FileFormat(Protocol):
 
         Raises CorruptFile, UnsafeFile, UnsupportedDtype or UnknownFormat with the file's name in the message.
         """
+        ...
+
+
+@runtime_checkable
+class ChecksSets(Protocol):
+    """Readers whose files say of which set they are a part."""
+
+    def check_set(self, files: Sequence[File], parts: Sequence[Catalogue]) -> None:
+        """Raise LocateError or CorruptFile unless `parts`, the catalogues of all `files`, are one whole checkpoint."""
         ...
 
 

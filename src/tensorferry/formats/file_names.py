@@ -31,6 +31,7 @@ class Family:
 
     label: what messages call it. format: the name of its file format. suffix: how its files end.
     consolidated: whether it is Mistral's naming, `consolidated*`, or everything else. pickled: whether its files are.
+    whole: whether each of its files, or each split, is a model by itself, so that several are a choice to be made.
     """
 
     label: str
@@ -38,10 +39,11 @@ class Family:
     suffix: str
     consolidated: bool = False
     pickled: bool = False
+    whole: bool = False
 
     def takes(self, name: WeightName) -> bool:
         """Tell whether a file of that name is one of this family."""
-        return name.suffix == self.suffix and (self.pickled or name.consolidated == self.consolidated)
+        return name.suffix == self.suffix and (self.pickled or self.whole or name.consolidated == self.consolidated)
 
 
 FAMILIES = {
@@ -51,14 +53,16 @@ FAMILIES = {
     "pt": Family("PyTorch .pt", "torch", ".pt", pickled=True),
     "pth": Family("PyTorch .pth", "torch", ".pth", pickled=True),
     "ckpt": Family("PyTorch .ckpt", "torch", ".ckpt", pickled=True),
+    "gguf": Family("GGUF", "gguf", ".gguf", whole=True),
 }
 
 LOAD_FORMATS: dict[str, tuple[str, ...]] = {
-    "auto": ("safetensors", "mistral", "bin", "pt", "pth", "ckpt"),
+    "auto": ("safetensors", "mistral", "bin", "gguf", "pt", "pth", "ckpt"),
     "hf": ("safetensors", "bin", "pt", "pth", "ckpt"),
     "safetensors": ("safetensors",),
     "mistral": ("mistral",),
     "pt": ("pt", "pth", "ckpt", "bin"),
+    "gguf": ("gguf",),
 }
 """Which families each `load_format` takes, best first."""
 
@@ -78,11 +82,13 @@ _NOT_BASE_WEIGHTS = (
     ("trainer_state*", "training state"),
     ("*-rank-*-part-*", "sharded state of single ranks"),
     ("openvino_*", "OpenVINO model"),
+    ("mmproj*.gguf", "multimodal projector"),
+    ("*[.-]mmproj*.gguf", "multimodal projector"),
+    ("*imatrix*.gguf", "importance matrix"),
 )
 """Files that end like weights and are no base weights, by the start of their name."""
 
 _OTHER_SUFFIXES = {
-    ".gguf": "GGUF",
     ".ggml": "GGML",
     ".tensors": "Tensorizer",
     ".npz": "NumPy",
@@ -145,7 +151,8 @@ class IndexName:
 def parse_weight_name(path: str, variant: str | None = None) -> WeightName | None:
     """Return the parts of `path`'s last component, or None if it does not end like weights that are read here.
 
-    A dotted word counts as a variant after a canonical stem, or where it is the `variant` asked for.
+    A dotted word counts as a variant after a canonical stem, or where it is the `variant` asked for. In names of GGUF
+    files, where it says how they are quantized, only the latter counts, and a dash may stand before it.
 
     >>> name = parse_weight_name("model.fp16-00002-of-00003.safetensors")
     >>> name.stem, name.variant, name.part, name.count
@@ -160,7 +167,7 @@ def parse_weight_name(path: str, variant: str | None = None) -> WeightName | Non
     split = _SPLIT.fullmatch(body)
     stem, found = (split["stem"], split["variant"]) if split else (body, None)
     if found is None:
-        stem, found = _cut_variant(stem, variant)
+        stem, found = _cut_variant(stem, suffix, variant)
     part, count = (int(split["part"]), int(split["count"])) if split else (None, None)
     return WeightName(path, stem, suffix, found, part, count, _role_of(base))
 
@@ -190,8 +197,8 @@ def format_of(path: str) -> str | None:
 def what_else(path: str) -> str | None:
     """Return what weights `path` is where its name says that tensorferry's `load_format`s do not read it, or None.
 
-    >>> what_else("llama.Q4_K_M.gguf"), what_else("config.json")
-    ('GGUF', None)
+    >>> what_else("decoder.onnx"), what_else("config.json")
+    ('ONNX', None)
     """
     return _OTHER_SUFFIXES.get(posixpath.splitext(path)[1])
 
@@ -224,9 +231,12 @@ def matches_any(path: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(path, pattern) or fnmatchcase(base, pattern) for pattern in patterns)
 
 
-def _cut_variant(stem: str, variant: str | None) -> tuple[str, str | None]:
-    if variant is not None and stem.endswith(f".{variant}"):
+def _cut_variant(stem: str, suffix: str, variant: str | None) -> tuple[str, str | None]:
+    gguf = suffix == FAMILIES["gguf"].suffix
+    if variant is not None and (stem.endswith(f".{variant}") or (gguf and stem.endswith(f"-{variant}"))):
         return stem[: -len(variant) - 1], variant
+    if gguf:
+        return stem, None
     head, _, tail = stem.partition(".")
     if head in CANONICAL_STEMS and _VARIANT.fullmatch(tail):
         return head, tail

@@ -14,7 +14,7 @@ from typing import Self, cast
 from tensorferry.collector import collector_paused
 from tensorferry.core.catalogue import Catalogue
 from tensorferry.errors import ConfigError, FormatError, UnknownFormat, shown
-from tensorferry.formats.base import FileFormat, Selection
+from tensorferry.formats.base import ChecksSets, FileFormat, Selection
 from tensorferry.formats.file_names import FAMILIES, LOAD_FORMATS, what_else
 from tensorferry.formats.first_bytes import HEAD_BYTES, looks_like
 from tensorferry.formats.merge import merge
@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 FILE_FORMATS = {
     "safetensors": "tensorferry.formats.safetensors:SafetensorsFormat",
     "torch": "tensorferry.formats.torch_file:TorchFileFormat",
+    "gguf": "tensorferry.formats.gguf:GgufFormat",
 }
 """Readers of single files by name, as module and class; imported when one is first needed."""
 
@@ -144,6 +145,8 @@ def _format_inside(storage: Storage, file: File) -> str:
     storage.read_into(file.path, 0, memoryview(head))
     if head[8:9] == b"{" and head[:1] != b"{":
         return "safetensors"
+    if head[:4] == b"GGUF":
+        return "gguf"
     if head[:4] == b"PK\x03\x04" or head[:1] == b"\x80":
         return "torch"
     found = looks_like(bytes(head)) or what_else(file.path) or "of a format that is not known here"
@@ -167,7 +170,10 @@ def _headers(storage: Storage, selection: Selection, max_workers: int) -> list[C
     faults = [result for result in results if isinstance(result, FormatError)]
     if faults:
         raise _together(faults)
-    return [result for result in results if isinstance(result, Catalogue)]
+    parts = [result for result in results if isinstance(result, Catalogue)]
+    if isinstance(reader, ChecksSets):
+        reader.check_set(selection.files, parts)
+    return parts
 
 
 def _in_threads(

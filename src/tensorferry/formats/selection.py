@@ -41,9 +41,9 @@ _VARIANT = re.compile(r"[\w-]+")
 class Wanted:
     """What the caller asks for; checked when it is made.
 
-    load_format: auto, hf, safetensors, mistral or pt. subfolder: where in a recursive listing to look, "" for its top.
-    variant: the word in ``model.fp16.safetensors``. allow_patterns: shell patterns for file names; given, they decide
-    alone. ignore_patterns: files to leave out of everything. allow_pickle: whether auto and hf may fall back to
+    load_format: auto, hf, safetensors, mistral, pt or gguf. subfolder: where in a recursive listing to look, "" for its
+    top. variant: the word in ``model.fp16.safetensors``. allow_patterns: shell patterns for file names; given, they
+    decide alone. ignore_patterns: files to leave out of everything. allow_pickle: whether auto and hf may fall back to
     torch files (read without executing anything in them).
     """
 
@@ -97,7 +97,8 @@ def select(storage: Storage, wanted: Wanted = Wanted(), *, nested: Callable[[], 
 
 
 def select_file(storage: Storage, path: str) -> Selection:
-    """Return the weight file at `path` as the checkpoint, or the set of files where `path` is a shard index.
+    """Return the weight file at `path` as the checkpoint; the set of files where `path` is a shard index, or a part of
+    a split GGUF model.
 
     format is "" where the name of a weight file does not tell. Raises LocateError, CorruptFile and UnsafeFile.
     """
@@ -105,11 +106,23 @@ def select_file(storage: Storage, path: str) -> Selection:
     file = storage.stat(path)
     if index is None:
         _refuse_empty(file)
+        name = parse_weight_name(path)
+        if name is not None and name.count is not None and FAMILIES["gguf"].takes(name):
+            return _all_parts(storage, name)
         return Selection(format_of(path) or "", (file,), f"{shown(path)} was named")
     files = [f for f in storage.list() if f.path != path]
     folder = Folder.of(files, "", index.weights.variant, (), where=storage.uri, stat=storage.stat, nested=tuple)
     family = next(family for family in FAMILIES.values() if family.takes(index.weights))
     return _by_index(folder, family, index, read_index(storage, file))
+
+
+def _all_parts(storage: Storage, name: WeightName) -> Selection:
+    """Return the set of files that the split of which `name` is a part is made of."""
+    folder = Folder.of(storage.list(), "", None, (), where=storage.uri, stat=storage.stat, nested=tuple)
+    parts = [n for n in folder.weights if (n.stem, n.suffix, n.count) == (name.stem, name.suffix, name.count)]
+    _refuse_incomplete(folder, name.count or 0, parts)
+    reason = f"{shown(name.path)} was named, part of a complete set of {_files(len(parts))}"
+    return _selection(folder, "gguf", [folder.files[n.path] for n in parts], reason, "not part of the set")
 
 
 def choose(
@@ -245,7 +258,7 @@ def _refuse_disagreeing_counts(index: str, shards: Iterable[str]) -> None:
 
 def _by_names(folder: Folder, family: Family, names: Sequence[WeightName]) -> tuple[list[WeightName], str]:
     """Return the files that the names alone make the checkpoint, and why; there is no index."""
-    sets = _sets(folder, names)
+    sets = _sets(folder, family, names)
     if len(sets) > 1:
         listed = " or ".join(_few([shown(n.path) for n in each], 2) for each in sets)
         raise FormatError(
@@ -260,7 +273,7 @@ def _by_names(folder: Folder, family: Family, names: Sequence[WeightName]) -> tu
     return chosen, f"all {_files(len(chosen))} of the kind {family.label}, without an index"
 
 
-def _sets(folder: Folder, names: Sequence[WeightName]) -> list[list[WeightName]]:
+def _sets(folder: Folder, family: Family, names: Sequence[WeightName]) -> list[list[WeightName]]:
     """Return the sets of files that could each be the checkpoint: every split, and the plain files."""
     splits: dict[tuple[str, int], list[WeightName]] = {}
     plain: list[WeightName] = []
@@ -271,6 +284,8 @@ def _sets(folder: Folder, names: Sequence[WeightName]) -> list[list[WeightName]]
             splits.setdefault((name.stem, name.count), []).append(name)
     for (_, count), parts in splits.items():
         _refuse_incomplete(folder, count, parts)
+    if family.whole:
+        return [*splits.values(), *([name] for name in plain)]
     canonical = sorted((name for name in plain if name.stem in CANONICAL_STEMS), key=lambda name: _rank(name.stem))
     whole = canonical[:1] or plain
     return [*splits.values(), whole] if whole else list(splits.values())

@@ -50,7 +50,7 @@ def test_what_a_cast_can_do_to_a_value(source: str, target: str, kind: Cast) -> 
 
 
 def test_a_plain_type_is_its_name_in_json_and_any_other_is_written_out() -> None:
-    block = DType("Q4_1", Kind.PACKED, 20, 32)
+    block = DType("W4_G64", Kind.PACKED, 34, 64)
     assert dtype_to_json(DTYPES["BF16"]) == "BF16"
-    assert dtype_to_json(block) == ["Q4_1", "packed", 20, 32, 0, 0]
+    assert dtype_to_json(block) == ["W4_G64", "packed", 34, 64, 0, 0]
     assert [dtype_from_json(dtype_to_json(d)) for d in (DTYPES["F4"], block)] == [DTYPES["F4"], block]

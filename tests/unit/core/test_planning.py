@@ -6,8 +6,8 @@ import pytest
 
 from helpers.core_values import by_name, catalogue_of, columns, entry, rows, slot, target_of
 from tensorferry.core.boxes import Box, Region, Shape
-from tensorferry.core.catalogue import Catalogue
-from tensorferry.core.dtypes import DTYPES
+from tensorferry.core.catalogue import Catalogue, Chunk, TensorEntry
+from tensorferry.core.dtypes import DTYPES, DType, Kind
 from tensorferry.core.plan import Dropped, Plan, Strictness
 from tensorferry.core.planning import make_plan
 from tensorferry.core.rules import Drop, Ignore, Join, Part, Place, Rule, Split
@@ -271,8 +271,9 @@ def test_empty_slots_are_one_finding() -> None:
 
 def test_all_problems_are_found_at_once() -> None:
     have = catalogue_of({"a": (2,), "b": (2,), "long": (3,), "extra": (1,), "s1": (2,), "s2": (2,)})
-    have = have.replacing([*have.values(), entry("ints", (2,), dtype="I64")])
-    want = target_of({"missing": (2,), "long": (2,), "two": (2,), "ints": (2,)})
+    odd = TensorEntry("odd", DType("type 200", Kind.UNKNOWN, 0), (2,), (Chunk(None, None),))
+    have = have.replacing([*have.values(), entry("ints", (2,), dtype="I64"), odd])
+    want = target_of({"missing": (2,), "long": (2,), "two": (2,), "ints": (2,), "odd": (2,)})
     want["gap"] = TargetTensor("gap", F32, (4,), {"": slot(rows((4,), 0, 2), (2,))})
     want["over"] = TargetTensor("over", F32, (3,), {n: slot(rows((3,), i, i + 2), (2,)) for i, n in enumerate("12")})
     rules = RuleSet(
@@ -298,6 +299,14 @@ def test_missing_parameters_can_be_let_through_and_are_still_reported() -> None:
 def test_some_parameters_may_be_missing() -> None:
     plan = plan_of({}, {"l.0.bias": (2,), "l.0.w": (2,)}, strict=Strictness(may_miss=("l.{i}.bias",)))
     assert [(p.subject, p.fatal) for p in plan.problems] == [("l.0.bias", False), ("l.0.w", True)]
+
+
+def test_nothing_lets_an_unknown_type_through_and_it_is_named() -> None:
+    odd = TensorEntry("w", DType("type 200", Kind.UNKNOWN, 0), (2,), (Chunk(None, None),))
+    plan = make_plan(catalogue_of({}).replacing([odd]), target_of({"w": (2,)}), strict=Strictness(lossy="warn"))
+    assert (only(plan).kind, only(plan).fatal) == (ProblemKind.UNSUPPORTED_DTYPE, True)
+    with pytest.raises(PlanError, match=r"w.*type 200"):
+        plan.raise_for_problems()
 
 
 def test_lossy_casts_can_be_let_through() -> None:

@@ -100,9 +100,9 @@ def test_formats_are_told_by_suffix() -> None:
         "safetensors",
         "torch",
         "torch",
-        None,
+        "gguf",
     ]
-    assert what_else("a.gguf") == "GGUF"
+    assert what_else("a.onnx") == "ONNX"
 
 
 def test_patterns_match_a_whole_path_or_its_last_part() -> None:

@@ -86,9 +86,9 @@ def test_a_file_without_a_telling_name_is_told_by_its_first_bytes(tmp_path: Path
 
 
 def test_a_file_that_is_something_else_is_said_to_be_that(tmp_path: Path) -> None:
-    (tmp_path / "llama.gguf").write_bytes(b"GGUF" + bytes(100))
-    with pytest.raises(UnknownFormat, match=r"llama\.gguf.*a GGUF file"):
-        open_files(tmp_path / "llama.gguf")
+    (tmp_path / "llama.tensors").write_bytes(b"|TZR|" + bytes(100))
+    with pytest.raises(UnknownFormat, match=r"llama\.tensors.*a Tensorizer file"):
+        open_files(tmp_path / "llama.tensors")
 
 
 def test_nothing_there_is_said_with_the_path(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_at_least_one_worker_is_expected(tmp_path: Path) -> None:
 
 def test_an_unknown_file_format_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UnknownFormat, match="safetensors, torch"):
-        file_format("gguf")
+        file_format("onnx")
 
 
 # -- headers ---------------

@@ -80,8 +80,8 @@ def test_what_is_no_source_is_refused(places: tuple[Path, Path]) -> None:
 
 def test_an_absent_source_says_what_is_there_instead(places: tuple[Path, Path], tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    (tmp_path / "empty" / "llama.gguf").write_bytes(b"GGUF")
-    with pytest.raises(LocateError, match=r"llama\.gguf"):
+    (tmp_path / "empty" / "llama.onnx").write_bytes(b"\x08")
+    with pytest.raises(LocateError, match=r"llama\.onnx"):
         DefaultModelLoader().load_weights(TwoTowers(tmp_path / "empty"), ModelConfig(str(places[0])))
 
 
