@@ -23,7 +23,7 @@ from tensorferry.core.planning import make_plan
 from tensorferry.core.ruleset import RuleSet
 from tensorferry.core.target import Target
 from tensorferry.core.wrappers import unwrapping
-from tensorferry.errors import ConfigError, FinalizeError, TensorferryError
+from tensorferry.errors import ConfigError, FinalizeError, PlanError, TensorferryError
 from tensorferry.execute.base import Counters, Executor
 from tensorferry.execute.threaded import ThreadedExecutor
 from tensorferry.formats.merge import same_values
@@ -157,7 +157,7 @@ def run(
     and FinalizeError afterwards.
     """
     made, options = prepared.plan, prepared.checkpoint.options
-    made.raise_for_problems()
+    _refuse_misfit(made, prepared.checkpoint)
     _refuse_idle_device(model, device)
     clock = _Clock(prepared.seconds)
     executor = executor or ThreadedExecutor(options.workers)
@@ -250,6 +250,15 @@ def _materialize_empty(parameters: Materialized, made: Plan) -> None:
 
 def _unfilled(parameters: Materialized, made: Plan) -> dict[str, str]:
     return {name: "missing in part" for name in made.missing if name in parameters.given_memory}
+
+
+def _refuse_misfit(made: Plan, checkpoint: Checkpoint) -> None:
+    try:
+        made.raise_for_problems()
+    except PlanError as error:
+        if checkpoint.catalogue:
+            raise
+        raise PlanError(f"{checkpoint.uri} has no tensors (vocabulary only?): {error}", error.problems) from None
 
 
 def _refuse_idle_device(model: nn.Module, device: torch.device | str | None) -> None:

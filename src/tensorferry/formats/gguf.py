@@ -76,7 +76,10 @@ class _Placed:
 
     def entry(self, file: str) -> TensorEntry:
         span = Span(file, self.begin, self.end - self.begin) if self.known else None
-        return TensorEntry(self.tensor.name, self.dtype, self.tensor.shape, (Chunk(None, span),))
+        shape = self.tensor.shape
+        if not shape and self.dtype.kind is Kind.PACKED:  # big-endian; blocks lie along a dimension
+            shape = (1,)
+        return TensorEntry(self.tensor.name, self.dtype, shape, (Chunk(None, span),))
 
 
 def _check_layout(placed: Sequence[_Placed], size: int, what: str) -> None:

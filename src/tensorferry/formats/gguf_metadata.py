@@ -7,6 +7,7 @@ import sys
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
+from itertools import pairwise
 from typing import Any, NamedTuple, NoReturn, overload
 
 from tensorferry.errors import CorruptFile, shown
@@ -93,6 +94,11 @@ class Texts(Sequence[str]):
         if isinstance(index, slice):
             return tuple(self[i] for i in range(len(self))[index])
         return self.raw(index).decode("utf-8", "surrogateescape")
+
+    def __iter__(self) -> Iterator[str]:
+        data = self._bytes
+        for start, end in pairwise(self._starts):
+            yield data[start + 8 : end].decode("utf-8", "surrogateescape")
 
     def __repr__(self) -> str:
         return f"<Texts: {len(self):,} strings, {len(self._bytes):,} bytes>"

@@ -9,6 +9,7 @@ import torch
 
 from tensorferry.core.dtypes import DType
 from tensorferry.errors import UnsupportedDtype
+from tensorferry.numerics.byte_order import BIG_ENDIAN
 from tensorferry.numerics.gguf import codebooks, flat, levels, nested, ternary
 
 __all__ = ["decoders", "dequantize"]
@@ -54,7 +55,7 @@ def decoders() -> Mapping[str, Decoder]:
 
 def _decoded(dtype: DType, blocks: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
     """Yield slices of a few blocks as float32 numbers (blocks, elements), with the number of the first block."""
-    decoder = decoders().get(dtype.name)
+    decoder = decoders().get(dtype.name) or BIG_ENDIAN.get(dtype.name)
     if decoder is None:
         raise UnsupportedDtype(f"{dtype} blocks cannot be dequantized; these can: {', '.join(decoders())}")
     count = max(1, (_SLICE if blocks.device.type == "cpu" else _SLICE_ELSEWHERE) // dtype.block)
