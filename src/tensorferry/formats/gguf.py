@@ -35,7 +35,7 @@ class GgufFormat:
         what = f"{shown(file.path)} ({shown(storage.uri, 300)})"
         placed = [_Placed(tensor, header, what) for tensor in header.tensors]
         in_order = sorted(placed, key=lambda one: (one.begin, one.end))
-        _check_layout(in_order, file.size, what)
+        _check_layout(in_order, file.size, header.alignment, what)
         return Catalogue(
             [one.entry(file.path) for one in in_order],
             format=self.name,
@@ -82,24 +82,24 @@ class _Placed:
         return TensorEntry(self.tensor.name, self.dtype, shape, (Chunk(None, span),))
 
 
-def _check_layout(placed: Sequence[_Placed], size: int, what: str) -> None:
+def _check_layout(placed: Sequence[_Placed], size: int, alignment: int, what: str) -> None:
     """Raise where tensors, sorted by place, overlap or reach past the end of the file."""
     end, before = 0, ""
     for one in placed:
-        if one.begin == one.end:
-            continue
-        name = shown(one.tensor.name)
-        if one.begin < end:
+        if one.begin < min(end, one.end):
+            name = shown(one.tensor.name)
             raise CorruptFile(
                 f"{what}: overlap: {name!r} begins at byte {one.begin:,}, before {before!r} ends, at {end:,}"
             )
-        end, before = one.end, name
-    last = max((one.end for one in placed if one.known), default=0)
-    if last > size:
-        hit = next(one.tensor.name for one in placed if one.end > size)
+        if one.begin < one.end:
+            end, before = one.end, shown(one.tensor.name)
+    padded = -(-size // alignment) * alignment  # where an empty tensor may be; padding at the end may be absent
+    past = [one for one in placed if one.end > (size if one.begin < one.end else padded)]
+    if past:
+        last = max(one.end for one in past)
         raise CorruptFile(
             f"{what}: truncated: its tensors end at byte {last:,}, the file has {size:,}, {last - size:,} are missing; "
-            f"first tensor hit: {shown(hit)!r}; download it again"
+            f"first tensor hit: {shown(past[0].tensor.name)!r}; download it again"
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
 from itertools import pairwise
 from typing import Any, NamedTuple, NoReturn, overload
@@ -49,8 +49,6 @@ _CODES = {
     ValueType.F64: "d",
 }  # fmt: skip
 _INTEGERS = frozenset("BbHhIiQq")
-_LONG_TEXT = 1 << 20
-_TEXT_TOTAL = 16 << 20
 
 
 class Value(NamedTuple):
@@ -196,11 +194,12 @@ class GgufMetadata(Mapping[str, Any]):
         return None if found is None else found.value
 
     def as_text(self) -> dict[str, str]:
-        """Return what is no array as text, in printable UTF-8; strings of over 1 MiB, and 16 MiB in all, are left out.
+        """Return what is no array, and was not left in the file, as text that can be encoded.
 
-        Numbers are written as Python does, booleans as true and false.
+        Numbers are written as Python does, booleans as true and false; bytes that are no UTF-8 become U+FFFD.
         """
-        return dict(_fitting((key, _as_text(found)) for key, found in self._values.items()))
+        texts = {key: _as_text(found) for key, found in self._values.items()}
+        return {key: text for key, text in texts.items() if text is not None}
 
     def _refuse(self, key: str, found: Value, expected: str) -> NoReturn:
         kind = found.type.name if found.element is None else f"an array of {found.element.name}"
@@ -244,11 +243,3 @@ def _as_text(found: Value) -> str | None:
     if found.type is ValueType.STRING:
         return str(found.value).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return str(shortest(found.value) if found.type is ValueType.F32 else found.value)
-
-
-def _fitting(pairs: Iterable[tuple[str, str | None]]) -> Iterator[tuple[str, str]]:
-    total = 0
-    for key, text in pairs:
-        if text is not None and len(text) <= _LONG_TEXT and total + len(text) <= _TEXT_TOTAL:
-            total += len(text)
-            yield key, text
