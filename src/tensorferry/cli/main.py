@@ -31,7 +31,7 @@ _CHOOSING = (
     click.argument("path", type=click.Path(path_type=Path)),
     click.option("--json", "as_json", is_flag=True, help="Print JSON for programs."),
     click.option(
-        "--load-format", metavar="NAME", default="auto", help="auto (the default), hf, safetensors, mistral or pt."
+        "--load-format", metavar="NAME", default="auto", help="auto (the default), hf, safetensors, mistral, pt or gguf."
     ),
     click.option("--subfolder", metavar="FOLDER", help="Where below PATH the weights are."),
     click.option("--variant", metavar="WORD", help="Such as fp16 in model.fp16.safetensors."),
@@ -63,7 +63,7 @@ def _make_streams_usable() -> None:
 @click.group(epilog="Exit status: 0 good, 1 the checkpoint or the model is at fault, 2 the call is.")
 @click.version_option(__version__, message="tensorferry %(version)s")
 def app() -> None:
-    """Inspect, plan, load and verify the weights of language models.
+    """Inspect, plan, load, run and verify the weights of language models.
 
     PATH is a folder that holds a checkpoint, a weight file, or a shard index.
     """
@@ -167,6 +167,48 @@ def load_command(
         _print(str(report))
     if page is not None:
         page.write_text(report.to_html(), encoding="utf-8")
+
+
+@app.command("run")
+@_on_a_checkpoint
+@click.option("--prompt", metavar="TEXT", default="1, 2, 3, 4,", show_default=True, help="What to go on from.")
+@click.option("--max-new-tokens", metavar="N", type=click.IntRange(1), default=24, show_default=True)
+@click.option("--tokenizer", metavar="FOLDER", type=click.Path(path_type=Path), help="Where transformers finds one.")
+@click.option("--device", metavar="DEVICE", default="cpu", help="Where the model goes, such as cuda:0.")
+@_DTYPE
+@_QUIET
+def run_command(
+    path: Path,
+    as_json: bool,
+    prompt: str,
+    max_new_tokens: int,
+    tokenizer: Path | None,
+    device: str,
+    dtype: str | None,
+    quiet: bool,
+    opening: Mapping[str, Any],
+) -> None:
+    """Load a language model, and let it go on from a prompt: report first, then the text.
+
+    Always by the likeliest token. PATH may be a GGUF file, whose configuration and tokenizer are inside.
+    """
+    from tensorferry.cli.running import run_model
+
+    ran = run_model(
+        path,
+        prompt,
+        max_new_tokens=max_new_tokens,
+        dtype=dtype,
+        device=device,
+        tokenizer=tokenizer,
+        progress=_progress(quiet),
+        **opening,
+    )
+    if as_json:
+        report = json.loads(ran.report.to_json())
+        _print_json({"prompt": ran.prompt, "text": ran.text, "tokens": ran.tokens, "report": report})
+    else:
+        _print(f"{ran.report}\n\n{ran.prompt}{ran.text}")
 
 
 @app.command("verify")

@@ -22,6 +22,7 @@ GROUP = "tensorferry.model_loaders"
 LOADERS: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(LOAD_FORMATS, "tensorferry.loaders.default:DefaultModelLoader"),
+        "gguf": "tensorferry.loaders.gguf:GGUFModelLoader",
         "dummy": "tensorferry.loaders.dummy:DummyModelLoader",
     }
 )

@@ -14,10 +14,11 @@ import torch
 from torch import nn
 
 from tensorferry.core.catalogue import Catalogue
+from tensorferry.core.dtypes import Kind
 from tensorferry.errors import ConfigError, CorruptFile, LocateError, UnsafeFile, shown
 from tensorferry.numerics.torch_dtypes import torch_dtype
 
-__all__ = ["ConfigFile", "chosen_class", "chosen_dtype", "loaded_config"]
+__all__ = ["ConfigFile", "chosen_class", "chosen_dtype", "loaded_config", "refuse_impossible"]
 
 MAX_BYTES = 16 << 20
 MAX_LABELS = 1_000_000
@@ -45,25 +46,31 @@ class ConfigFile:
 
     def refuse_impossible(self, catalogue: Catalogue) -> None:
         """Raise ConfigError where building the model would take time or memory that no such checkpoint can fill."""
-        most = max(1_000, 4 * len(catalogue))
-        for key, value in _walk(self.data):
-            if isinstance(value, bool) or not isinstance(value, int):
-                continue
-            if _LAYERS.search(key) and value > most:
-                self._impossible(key, value, f"and the checkpoint holds {len(catalogue):,} tensors")
-            if "expert" in key and value > MAX_EXPERTS:
-                self._impossible(key, value, f"which is over the limit of {MAX_EXPERTS:,}")
-            if key in ("num_labels", "_num_labels") and value > MAX_LABELS:
-                self._impossible(key, value, f"which is over the limit of {MAX_LABELS:,}")
-
-    def _impossible(self, key: str, value: int, why: str) -> None:
-        raise ConfigError(f"{self.path} asks for {shown(key)} = {value:,}, {why}: correct it, nothing was built")
+        refuse_impossible(self.data, catalogue, str(self.path))
 
     @property
     def custom_code(self) -> Mapping[str, str]:
         """Which classes the checkpoint brings code for: kind of class to where its code is."""
         named = self.data.get("auto_map")
         return named if isinstance(named, dict) else {}
+
+
+def refuse_impossible(data: Mapping[str, Any], catalogue: Catalogue, where: str) -> None:
+    """Raise ConfigError for a configuration with numbers that no checkpoint like `catalogue` can fill."""
+    most = max(1_000, 4 * len(catalogue))
+    for key, value in _walk(data):
+        if isinstance(value, bool) or not isinstance(value, int):
+            continue
+        if _LAYERS.search(key) and value > most:
+            raise _impossible(where, key, value, f"and the checkpoint holds {len(catalogue):,} tensors")
+        if "expert" in key and value > MAX_EXPERTS:
+            raise _impossible(where, key, value, f"which is over the limit of {MAX_EXPERTS:,}")
+        if key in ("num_labels", "_num_labels") and value > MAX_LABELS:
+            raise _impossible(where, key, value, f"which is over the limit of {MAX_LABELS:,}")
+
+
+def _impossible(where: str, key: str, value: int, why: str) -> ConfigError:
+    return ConfigError(f"{where} asks for {shown(key)} = {value:,}, {why}: correct it, nothing was built")
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -204,6 +211,8 @@ def chosen_dtype(
         configured = getattr(torch, configured, None)
     if isinstance(configured, torch.dtype):
         return _floating(configured), ()
+    if any(entry.dtype.kind is Kind.PACKED for entry in catalogue.values()):
+        return torch.float32, ("nothing says a dtype, and packed weights are dequantized: float32 is used",)
     return _most_bytes(catalogue)
 
 

@@ -10,6 +10,7 @@ import copy
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
@@ -234,6 +235,9 @@ def adopt_generation_config(model: Model, folder: str, *, trust_remote_code: boo
     from transformers import GenerationConfig
 
     adjust = getattr(model, "adjust_generation_fn", None)
+    if not any(Path(folder, name).is_file() for name in ("generation_config.json", "config.json")):
+        model.generation_config = GenerationConfig.from_model_config(model.config)
+        return
     if adjust is not None:
         adjust(
             None, False, None, folder, cache_dir=None, force_download=False, proxies=None, local_files_only=True,

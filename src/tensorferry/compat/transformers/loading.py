@@ -1,4 +1,4 @@
-"""`load_model`: from a folder with a config.json and weights to a filled model of transformers."""
+"""`load_model`: from a folder with a config.json and weights, or a GGUF file, to a filled model of transformers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ from torch import nn
 from tensorferry.api import prepare, run
 from tensorferry.checkpoint import open_checkpoint
 from tensorferry.compat.transformers import internals
-from tensorferry.compat.transformers.configs import ConfigFile, chosen_class, chosen_dtype, loaded_config
+from tensorferry.compat.transformers.configs import (
+    ConfigFile,
+    chosen_class,
+    chosen_dtype,
+    loaded_config,
+    refuse_impossible,
+)
+from tensorferry.compat.transformers.gguf_files import config_from_file, differences, inferred, is_gguf
 from tensorferry.config import ReadOptions
 from tensorferry.core.catalogue import Catalogue
 from tensorferry.core.plan import Strictness
@@ -46,15 +53,19 @@ def load_model(
     return_report: bool = False,
     **opening: Any,
 ) -> nn.Module | tuple[nn.Module, Report]:
-    """Return the model that the folder `path` describes, built by transformers and filled from its weights.
+    """Return the model that `path` describes, built by transformers and filled from its weights.
+
+    `path` is a folder with config.json and weights, or a GGUF file, or a folder with one. The configuration of a GGUF
+    file is made of its metadata, unless a config.json lies beside it; the report says what is inferred or assumed.
 
     The class is the one that config.json names under ``architectures``; the model equals that of
     ``Class.from_pretrained(path)``, is in eval mode, and lies on `device` (default: CPU). Nothing is given memory
     before the plan of the load has no problem.
 
-    dtype: of the parameters; by default what config.json says, else what most bytes of the weights have. Parts that
-    the class keeps in float32 stay so. auto_class: an ``AutoModelFor…`` class, a concrete one, or the name of
-    either, where `architectures` is absent or another class is wanted. config: used instead of config.json.
+    dtype: of the parameters; by default what config.json says, else what most bytes of the weights have, float32 for
+    packed ones. Parts that the class keeps in float32 stay so. auto_class: an ``AutoModelFor…`` class, a concrete
+    one, or the name of either, where `architectures` is absent or another class is wanted. config: used instead of
+    config.json, and compared with what a GGUF file says.
     trust_remote_code: run Python code that came with the checkpoint; without it, such a model is refused.
     strict, options, progress, opening: as in `tensorferry.load`. return_report: return (model, report) instead.
 
@@ -92,18 +103,37 @@ def build_model(
     names. The options and the errors are those of `load_model`.
     """
     folder = _folder(path, subfolder)
-    file = ConfigFile(folder) if config is None else None
-    if file is not None:
-        file.refuse_impossible(catalogue)
-    config = (
-        copy.deepcopy(config) if file is None else loaded_config(file, auto_class, trust_remote_code=trust_remote_code)
-    )
+    config, file, told = _configured(folder, catalogue, config, auto_class, trust_remote_code=trust_remote_code)
     kind = chosen_class(config, file, auto_class, trust_remote_code=trust_remote_code)
     dtype, notes = chosen_dtype(dtype, config, catalogue)
     config.name_or_path = os.fspath(path)
     model = build(kind, config, dtype)
     internals.adopt_generation_config(model, os.fspath(folder), trust_remote_code=trust_remote_code)
-    return model, tuple(notes)
+    return model, (*told, *notes)
+
+
+def _configured(
+    folder: Path, catalogue: Catalogue, config: Any, auto_class: type | str | None, *, trust_remote_code: bool
+) -> tuple[Any, ConfigFile | None, tuple[str, ...]]:
+    """Return the configuration, the file that it is from, and what to tell: as given, of config.json, or of a GGUF."""
+    if config is None and is_gguf(catalogue) and not (folder / "config.json").is_file():
+        found = inferred(folder, catalogue)
+        refuse_impossible(found.config, catalogue, f"{folder / catalogue.files[0]}")
+        return config_from_file(found), None, found.notes
+    file = ConfigFile(folder) if config is None else None
+    if file is not None:
+        file.refuse_impossible(catalogue)
+        config = loaded_config(file, auto_class, trust_remote_code=trust_remote_code)
+    else:
+        config = copy.deepcopy(config)
+    return config, file, _disagreements(folder, catalogue, config) if is_gguf(catalogue) else ()
+
+
+def _disagreements(folder: Path, catalogue: Catalogue, config: Any) -> tuple[str, ...]:
+    try:
+        return differences(config, inferred(folder, catalogue))
+    except ConfigError:  # the file is of an architecture of which only the one who gave the configuration knows more
+        return ()
 
 
 def _folder(path: str | os.PathLike[str], subfolder: str | None) -> Path:

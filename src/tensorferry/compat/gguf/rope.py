@@ -1,0 +1,112 @@
+"""The rotary embedding of a GGUF file, as transformers describes it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tensorferry.compat.gguf.collecting import Collector, Origin
+
+__all__ = ["divisors_of", "llama3_parameters", "rotary"]
+
+_LOW, _HIGH = 1.0, 4.0  # of all models that were published with this sort of scaling
+_TOLERANCE = 1e-4
+
+
+def rotary(found: Collector, *, theta: float = 10000.0) -> tuple[dict[str, Any], Origin]:
+    """Return ``rope_parameters`` and where they come from. theta: what is assumed where the file does not say."""
+    base = found.get("rope.freq_base", "number")
+    parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": theta if base is None else base}
+    origin: Origin = "assumed" if base is None else "read"
+    kind = found.metadata.text(f"{found.architecture}.rope.scaling.type") or "none"
+    linear = found.get("rope.scale_linear", "number")
+    if kind == "linear" or (kind == "none" and linear not in (None, 1.0)):
+        parameters |= {"rope_type": "linear", "factor": found.get("rope.scaling.factor", "number") or linear}
+    elif kind == "yarn":
+        parameters |= _yarn(found)
+    elif kind == "longrope" or "rope_factors_long.weight" in found.values:
+        parameters |= _long(found)
+    elif divisors := found.values.get("rope_freqs.weight"):
+        return parameters | _divided(divisors, parameters["rope_theta"], found), "inferred"
+    return parameters, origin
+
+
+def _yarn(found: Collector) -> dict[str, Any]:
+    keys = {
+        "factor": "rope.scaling.factor", "beta_fast": "rope.scaling.yarn_beta_fast",
+        "beta_slow": "rope.scaling.yarn_beta_slow", "attention_factor": "rope.scaling.yarn_attn_factor",
+    }  # fmt: skip
+    read = {name: found.get(key, "number") for name, key in keys.items()}
+    original = found.get("rope.scaling.original_context_length")
+    return {
+        "rope_type": "yarn",
+        **{name: value for name, value in read.items() if value is not None},
+        **({} if original is None else {"original_max_position_embeddings": original}),
+    }
+
+
+def _long(found: Collector) -> dict[str, Any]:
+    original = found.get("rope.scaling.original_context_length") or found.get("context_length")
+    factors = {end: list(found.values.get(f"rope_factors_{end}.weight", ())) for end in ("long", "short")}
+    attention = found.get("rope.scaling.attn_factor", "number")
+    return {
+        "rope_type": "longrope",
+        "long_factor": [_nice(value) for value in factors["long"]],
+        "short_factor": [_nice(value) for value in factors["short"]],
+        "original_max_position_embeddings": original,
+        **({} if attention is None else {"attention_factor": attention}),
+    }
+
+
+def _nice(value: float) -> float:
+    return float(f"{value:.7g}")
+
+
+def _divided(divisors: Sequence[float], theta: float, found: Collector) -> dict[str, Any]:
+    """Return the parameters behind a table of divisors: Llama 3's where they make it, else the table itself."""
+    if all(value == 1.0 for value in divisors):
+        return {}
+    context = found.get("context_length") or 8192
+    for original in _originals(context):
+        parameters = llama3_parameters(factor=_nice(max(divisors)), original=original)
+        made = divisors_of(parameters, theta, len(divisors))
+        if all(abs(a - b) <= _TOLERANCE * b for a, b in zip(made, divisors, strict=True)):
+            return parameters
+    table = list(divisors)
+    return {
+        "rope_type": "longrope", "long_factor": table, "short_factor": table, "attention_factor": 1.0,
+        "original_max_position_embeddings": context,
+    }  # fmt: skip
+
+
+def _originals(context: int) -> Iterator[int]:
+    """Yield context lengths that a model may have been trained with, the usual one first."""
+    yield 8192
+    size = 1
+    while size <= context:
+        yield size
+        size *= 2
+
+
+def llama3_parameters(*, factor: float, original: int) -> dict[str, Any]:
+    """Return the parameters of Llama 3's scaling from a context of `original` positions."""
+    return {
+        "rope_type": "llama3", "factor": factor, "low_freq_factor": _LOW, "high_freq_factor": _HIGH,
+        "original_max_position_embeddings": original,
+    }  # fmt: skip
+
+
+def divisors_of(parameters: dict[str, Any], theta: float, count: int) -> list[float]:
+    """Return by what Llama 3's scaling divides each of `count` rotary frequencies.
+
+    Long waves by the factor, short ones by 1, and those between by what lies smoothly between; as Meta published it.
+    """
+    factor, original = parameters["factor"], parameters["original_max_position_embeddings"]
+    low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
+    divisors = []
+    for j in range(count):
+        wave = 2 * math.pi * theta ** (j / count)
+        smooth = min(1.0, max(0.0, (original / wave - low) / (high - low)))
+        divisors.append(1 / ((1 - smooth) / factor + smooth))
+    return divisors
