@@ -92,6 +92,28 @@ def test_run_05_converting_holds_two_tensors_and_the_window_beside_the_parameter
     assert told["peak"] - told["after"] <= 2 * 4 * MIB + 16 * MIB
 
 
+EXPERTS = """
+from tensorferry import Join, RuleSet
+from tensorferry.core.transforms import Chain, Stack, Transpose
+rules = RuleSet(Join(("e.{i}.w",), "w", Chain((Stack(0), Transpose((0, 2, 1))))))
+model = torch.nn.ParameterDict({"w": torch.empty(32, 2048, 1024, device="meta")})
+options = ReadOptions(max_staging=64 << 20, threads=8)
+told["peak"], told["after"] = peak.of(lambda: tensorferry.load(model, folder, rules=rules, options=options))
+told["parameters"] = model["w"].nbytes
+told["right"] = all(bool((model["w"][i] == torch.arange(1024) + i).all()) for i in range(32))
+"""
+
+
+def test_stacked_and_turned_experts_are_moved_into_place_without_a_copy_beside(tmp_path: Path) -> None:
+    rows = torch.arange(1024)[:, None].expand(1024, 2048)
+    tensors = {f"e.{i}.w": (rows + i).to(torch.float16) for i in range(32)}  # 4 MiB each
+    write_safetensors(tmp_path / "model.safetensors", tensors)
+    told = measured(EXPERTS, tmp_path)
+    assert told["right"]
+    assert told["peak"] <= told["parameters"] + 64 * MIB + SLACK
+    assert told["after"] <= told["parameters"] + SLACK
+
+
 QUANTIZE = """
 class Layer(torch.nn.Module):
     def __init__(self):

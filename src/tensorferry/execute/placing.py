@@ -13,7 +13,7 @@ from tensorferry.core.plan import Plan, Step
 from tensorferry.core.schedule import Input, Task
 from tensorferry.core.transforms import TensorSpec
 from tensorferry.numerics.casts import Loss, copy_counting, fill
-from tensorferry.numerics.compute import compute
+from tensorferry.numerics.compute import compute, compute_into
 from tensorferry.numerics.memory import strided_view, view_region
 from tensorferry.numerics.units import blocks_to_torch, to_torch
 
@@ -153,8 +153,10 @@ def _computed(step: Step, task: Task, staged: Sequence[torch.Tensor], into: torc
         values = view_region(compute(step.via, parts, specs, Box.whole(made.shape)).contiguous(), window)
         return write(into, values, window.box, window)
     out = step.window.box if task.out is None else task.out.shift(step.window.box.start)
-    values = compute(step.via, parts, specs, out)
-    return write(into, values, to_torch(Region(made.shape, out), made.dtype).box, window)
+    box = to_torch(Region(made.shape, out), made.dtype).box
+    if tuple(into.shape) == window.shape:
+        return compute_into(step.via, parts, specs, out, into[box.relative_to(window.box).slices])
+    return write(into, compute(step.via, parts, specs, out), box, window)
 
 
 def _assembled(part: Input, dtype: DType, staged: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -21,11 +21,12 @@ from tensorferry.core.transforms import (
     Transpose,
 )
 from tensorferry.errors import PlanError
+from tensorferry.numerics.casts import Loss, copy_counting
 from tensorferry.numerics.dequantize import dequantize
 from tensorferry.numerics.memory import view_region
 from tensorferry.numerics.units import to_torch
 
-__all__ = ["compute"]
+__all__ = ["compute", "compute_into"]
 
 
 def compute(transform: Transform, parts: Sequence[torch.Tensor], specs: Sequence[TensorSpec], out: Box) -> torch.Tensor:
@@ -49,8 +50,9 @@ def compute(transform: Transform, parts: Sequence[torch.Tensor], specs: Sequence
             (box,) = transform.pull(out, specs)
             return dequantize(specs[0].dtype, parts[0])[out.relative_to(box).slices]
         case Add(value):
-            wide = torch.float32 if parts[0].element_size() < 4 else parts[0].dtype
-            return parts[0].to(wide) + value
+            if parts[0].element_size() < 4:
+                return parts[0].to(torch.float32).add_(value)
+            return parts[0] + value
         case Stack(dim):
             return torch.stack([p for p in parts if p.numel()], dim) if any(p.numel() for p in parts) else parts[0]
         case Concat(dim):
@@ -70,6 +72,38 @@ def _permuted(part: torch.Tensor, spec: TensorSpec, view: Shape, dims: Sequence[
     """Permute rows of a part that is whole groups of them; the last dimension may be packed."""
     groups = view[0] if tuple(part.shape) == spec.shape else view[0] * part.shape[0] // spec.shape[0]
     return part.reshape(groups, *view[1:-1], -1).permute(*dims).reshape(part.shape)
+
+
+def compute_into(
+    transform: Transform, parts: Sequence[torch.Tensor], specs: Sequence[TensorSpec], out: Box, into: torch.Tensor
+) -> Loss:
+    """Compute the part `out` of the output of `transform` into `into`, which has its shape; return what casts spoiled.
+
+    The arguments are those of `compute`. What only moves elements moves each of them once, and takes no memory.
+    """
+    match transform:
+        case Transpose(dims):
+            return copy_counting(into.permute(_undone(dims)), parts[0])
+        case Stack(dim):
+            there = [p for p in parts if p.numel()]
+            return sum((copy_counting(into.select(dim, i), p) for i, p in enumerate(there)), Loss())
+        case Concat(dim):
+            lengths = [p.shape[dim] for p in parts]
+            starts = [sum(lengths[:i]) for i in range(len(parts))]
+            places = (into.narrow(dim, a, n) for a, n in zip(starts, lengths, strict=True))
+            return sum((copy_counting(place, p) for place, p in zip(places, parts, strict=True)), Loss())
+        case Chain((only,)):
+            return compute_into(only, parts, specs, out, into)
+        case Chain((*before, Transpose(dims) as last)):
+            chain = Chain(tuple(before))
+            (inner,) = last.pull(out, [chain.infer(specs)])
+            return compute_into(chain, parts, specs, inner, into.permute(_undone(dims)))
+        case _:
+            return copy_counting(into, compute(transform, parts, specs, out))
+
+
+def _undone(dims: Sequence[int]) -> list[int]:
+    return [list(dims).index(d) for d in range(len(dims))]
 
 
 def _chain(

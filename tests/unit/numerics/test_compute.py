@@ -12,7 +12,8 @@ from tensorferry.core.boxes import Box, Region
 from tensorferry.core.dtypes import DTYPES
 from tensorferry.core.transforms import Add, Chain, Concat, Custom, Stack, Take, TensorSpec, Transform, Transpose
 from tensorferry.errors import PlanError
-from tensorferry.numerics.compute import compute
+from tensorferry.numerics.casts import Loss
+from tensorferry.numerics.compute import compute, compute_into
 from tensorferry.numerics.torch_dtypes import dtype_of
 
 
@@ -58,6 +59,39 @@ def test_every_row_and_every_column_alone(via: Transform, inputs: list[torch.Ten
             start[dim], stop[dim] = i, i + 1
             out = Box(tuple(start), tuple(stop))
             assert torch.equal(_computed(via, inputs, out), expected[out.slices])
+
+
+MORE = [
+    *CASES,
+    (Chain((Stack(0), Transpose((2, 0, 1)))), INPUTS, torch.stack(INPUTS).permute(2, 0, 1)),
+    (Chain((Stack(1), Transpose((1, 2, 0)), Transpose((2, 0, 1)))), INPUTS, torch.stack(INPUTS, 1)),
+    (Chain((Concat(1), Transpose((1, 0)))), INPUTS, torch.cat(INPUTS, 1).t()),
+    (Chain((Transpose((1, 0)),)), INPUTS[:1], INPUTS[0].t()),
+]
+
+
+@pytest.mark.parametrize(("via", "inputs", "expected"), MORE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("turned", [False, True])
+def test_outputs_are_computed_into_what_is_given(
+    via: Transform, inputs: list[torch.Tensor], expected: torch.Tensor, dtype: torch.dtype, turned: bool
+) -> None:
+    """Whole and row by row, into rows and into columns, in the type of the destination."""
+    specs, rows = _specs(inputs), tuple(Box.whole(expected.shape).rows(1))
+    for out in (Box.whole(expected.shape), *rows):
+        parts = [t[box.slices] for t, box in zip(inputs, via.pull(out, specs), strict=True)]
+        into = torch.full(out.shape, -1.0, dtype=dtype)
+        into = into.mT.contiguous().mT if turned else into
+        assert compute_into(via, parts, specs, out, into) == Loss()
+        assert torch.equal(into, expected[out.slices].to(dtype))
+
+
+def test_losses_of_every_part_are_counted() -> None:
+    inputs = [torch.tensor([1.0, 1e6]), torch.tensor([1e-12, 1e6])]
+    into = torch.zeros(2, 2, dtype=torch.float16)
+    assert compute_into(Stack(0), inputs, _specs(inputs), Box.whole((2, 2)), into) == Loss(overflow=2, underflow=1)
+    whole = Chain((Stack(0), Transpose((1, 0))))
+    assert compute_into(whole, inputs, _specs(inputs), Box.whole((2, 2)), into.t()) == Loss(2, 1)
 
 
 def test_take_is_a_region_in_another_shape() -> None:
