@@ -25,6 +25,7 @@ from tensorferry.core.target import Target
 from tensorferry.core.wrappers import unwrapping
 from tensorferry.errors import ConfigError, FinalizeError, PlanError, TensorferryError
 from tensorferry.execute.base import Counters, Executor
+from tensorferry.execute.placing import refuse_unwritable
 from tensorferry.execute.threaded import ThreadedExecutor
 from tensorferry.formats.merge import same_values
 from tensorferry.modules.adapters import Adapted, Derive, adapt
@@ -159,6 +160,7 @@ def run(
     made, options = prepared.plan, prepared.checkpoint.options
     _refuse_misfit(made, prepared.checkpoint)
     _refuse_idle_device(model, device)
+    refuse_unwritable(made, {p.name: p.tensor for p in places(model)})
     clock = _Clock(prepared.seconds)
     executor = executor or ThreadedExecutor(options.workers)
     with clock("schedule"), collector_paused():

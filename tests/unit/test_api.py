@@ -6,7 +6,7 @@ import hashlib
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from helpers.checkpoints import ar, write_safetensors
-from tensorferry import Drop, Place, ReadOptions, RuleSet, Strictness, load, open_checkpoint, plan
+from tensorferry import Box, Drop, Place, ReadOptions, Region, RuleSet, Slot, Strictness, load, open_checkpoint, plan
 from tensorferry.api import prepare, run
 from tensorferry.errors import ConfigError, CorruptFile, FinalizeError, PlanError, ReadError
 from tensorferry.execute import SimpleExecutor
@@ -300,6 +300,32 @@ class TestErrors:
             load(model, folder, device="cuda")
         load(model, folder, device="cpu")
         load(_meta(nn.Linear, 2, 3), folder, device="cpu")
+
+    def test_a_parameter_whose_elements_share_memory_is_refused_before_anything_is_touched(self, folder: Path) -> None:
+        model = nn.Linear(2, 3)
+        model.bias = nn.Parameter(torch.zeros(1).expand(3))
+        before = model.weight.clone()
+        with pytest.raises(PlanError, match=r"bias has shape \(3,\) and strides \(0,\): its elements share memory"):
+            load(model, folder)
+        assert torch.equal(model.weight, before)
+
+    def test_a_part_that_is_no_view_of_a_strided_parameter_is_refused_before_anything_is_touched(
+        self, tmp_path: Path
+    ) -> None:
+        class Flat(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.weight = nn.Parameter(torch.zeros(2, 3).t())
+
+            def tensor_slots(self) -> Mapping[str, Mapping[str, Slot]]:
+                halves = {n: Region((6,), Box((i,), (i + 3,))) for n, i in (("a", 0), ("b", 3))}
+                return {"weight": {n: Slot(r, (3,), Region.whole((3,))) for n, r in halves.items()}}
+
+        _write(tmp_path, a=ar(3), b=ar(3))
+        rules = RuleSet(Place("a", "weight", "a"), Place("b", "weight", "b"))
+        with pytest.raises(PlanError, match=r"weight .* strides \(1, 3\): its part .* make it contiguous") as caught:
+            load(Flat(), tmp_path, rules=rules)
+        assert not caught.value.touched
 
     def test_options_beside_a_checkpoint_that_is_open_are_refused(self, folder: Path) -> None:
         with open_checkpoint(folder) as checkpoint:

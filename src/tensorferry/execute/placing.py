@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 
 import torch
@@ -12,12 +12,13 @@ from tensorferry.core.dtypes import DType
 from tensorferry.core.plan import Plan, Step
 from tensorferry.core.schedule import Input, Task
 from tensorferry.core.transforms import TensorSpec
+from tensorferry.errors import PlanError
 from tensorferry.numerics.casts import Loss, copy_counting, fill
 from tensorferry.numerics.compute import compute, compute_into
 from tensorferry.numerics.memory import strided_view, view_region
 from tensorferry.numerics.units import blocks_to_torch, to_torch
 
-__all__ = ["in_place", "interval_boxes", "perform", "region_of", "write"]
+__all__ = ["in_place", "interval_boxes", "perform", "refuse_unwritable", "region_of", "write"]
 
 
 def perform(plan: Plan, task: Task, staged: Sequence[torch.Tensor], parameter: torch.Tensor) -> Loss:
@@ -45,6 +46,24 @@ def perform(plan: Plan, task: Task, staged: Sequence[torch.Tensor], parameter: t
 def region_of(parameter: torch.Tensor, region: Region, dtype: DType) -> torch.Tensor:
     """Return the part `region` (in elements of `dtype`) of a parameter, as a view to write to."""
     return view_region(parameter, to_torch(region, dtype))
+
+
+def refuse_unwritable(plan: Plan, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise PlanError where a strided tensor has no view that a step of `plan` could write to. Touches nothing."""
+    for step in plan.steps:
+        tensor = tensors.get(step.parameter)
+        if tensor is None or tensor.is_contiguous():
+            continue
+        how = f"{step.parameter} has shape {tuple(tensor.shape)} and strides {tensor.stride()}"
+        if tensor.device.type != "meta" and any(
+            n > 1 and not s for n, s in zip(tensor.shape, tensor.stride(), strict=True)
+        ):
+            raise PlanError(f"{how}: its elements share memory and cannot be filled one by one; make it contiguous")
+        try:
+            region_of(tensor.detach(), step.into, plan.parameters[step.parameter].dtype)
+        except RuntimeError:
+            part = f"its part {step.into.box.slices} of the view {step.into.view}"
+            raise PlanError(f"{how}: {part} cannot be written to where it lies; make it contiguous") from None
 
 
 def in_place(plan: Plan, task: Task, parameter: torch.Tensor) -> torch.Tensor | None:
