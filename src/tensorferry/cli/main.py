@@ -31,7 +31,10 @@ _CHOOSING = (
     click.argument("path", type=click.Path(path_type=Path)),
     click.option("--json", "as_json", is_flag=True, help="Print JSON for programs."),
     click.option(
-        "--load-format", metavar="NAME", default="auto", help="auto (the default), hf, safetensors, mistral, pt or gguf."
+        "--load-format",
+        metavar="NAME",
+        default="auto",
+        help="auto (the default), hf, safetensors, mistral, pt or gguf.",
     ),
     click.option("--subfolder", metavar="FOLDER", help="Where below PATH the weights are."),
     click.option("--variant", metavar="WORD", help="Such as fp16 in model.fp16.safetensors."),

@@ -104,8 +104,12 @@ def _vocabulary(found: Collector) -> None:
         found.set("assumed" if token is None else "read", **{f"{name}_token_id": token})
 
 
+def _has_biases(found: Collector) -> bool:
+    return found.has("blk.0.attn_q.bias") or found.has("blk.0.attn_qkv.bias")
+
+
 def _biases(found: Collector) -> None:
-    found.set("inferred", attention_bias=found.has("blk.0.attn_q.bias"))
+    found.set("inferred", attention_bias=_has_biases(found))
     if found.config["model_type"] == "llama":
         found.set("inferred", mlp_bias=found.has("blk.0.ffn_gate.bias"))
 
@@ -118,6 +122,16 @@ def _mistral(found: Collector) -> None:
     else:
         said = " ".join(found.metadata.text(f"general.{key}") or "" for key in ("name", "version", "finetune"))
         found.set("assumed", sliding_window=4096 if "v0.1" in said.lower() else None)
+
+
+def _mixtral(found: Collector) -> None:
+    if found.config["head_dim"] == found.config["hidden_size"] // found.config["num_attention_heads"]:
+        _without(found, "head_dim")  # as its configurations are written
+
+
+def _without(found: Collector, name: str) -> None:
+    found.config.pop(name)
+    found.origin.pop(name)
 
 
 def _expert_sizes(found: Collector) -> None:
@@ -215,8 +229,7 @@ def _deepseek(found: Collector) -> None:
         raise ConfigError(f"{found.metadata!r}: no attention.key_length, so the extents of heads are not known")
     found.set("read", qk_nope_head_dim=keys - rotated, v_head_dim=values, kv_lora_rank=latent)
     found.set("inferred", num_key_value_heads=found.config["num_attention_heads"])
-    found.config.pop("head_dim")
-    found.origin.pop("head_dim")
+    _without(found, "head_dim")
     _expert_sizes(found)
     found.set("inferred", attention_bias=found.has("blk.0.attn_q_a.bias"))
     rope = dict(found.config["rope_parameters"])
@@ -236,11 +249,11 @@ def _gpt_oss(found: Collector) -> None:
     if rope["rope_type"] == "yarn":
         usual = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
         found.set("assumed" if usual.keys() - rope.keys() else "read", rope_parameters={**usual, **rope})
-    found.set("inferred", attention_bias=found.has("blk.0.attn_q.bias"))
+    found.set("inferred", attention_bias=_has_biases(found))
 
 
 _SPECIAL: Mapping[str, Callable[[Collector], Any]] = {
-    "llama": _biases, "mistral": _mistral, "qwen3": _biases, "qwen2_moe": _qwen2_moe, "qwen3_moe": _qwen3_moe,
-    "gemma2": _gemma2, "gemma3_text": _gemma3, "phi3": _phi3, "deepseek_v2": _deepseek, "deepseek_v3": _deepseek,
-    "gpt_oss": _gpt_oss,
+    "llama": _biases, "mistral": _mistral, "mixtral": _mixtral, "qwen3": _biases, "qwen2_moe": _qwen2_moe,
+    "qwen3_moe": _qwen3_moe, "gemma2": _gemma2, "gemma3_text": _gemma3, "phi3": _phi3, "deepseek_v2": _deepseek,
+    "deepseek_v3": _deepseek, "gpt_oss": _gpt_oss,
 }  # fmt: skip

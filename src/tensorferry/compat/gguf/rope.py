@@ -50,6 +50,8 @@ def _long(found: Collector) -> dict[str, Any]:
     original = found.get("rope.scaling.original_context_length") or found.get("context_length")
     factors = {end: list(found.values.get(f"rope_factors_{end}.weight", ())) for end in ("long", "short")}
     attention = found.get("rope.scaling.attn_factor", "number")
+    if attention is not None and math.isclose(attention, _usual_attention(found, original), rel_tol=1e-5):
+        attention = None
     return {
         "rope_type": "longrope",
         "long_factor": [_nice(value) for value in factors["long"]],
@@ -57,6 +59,12 @@ def _long(found: Collector) -> dict[str, Any]:
         "original_max_position_embeddings": original,
         **({} if attention is None else {"attention_factor": attention}),
     }
+
+
+def _usual_attention(found: Collector, original: int) -> float:
+    """Return the factor that transformers takes where the configuration gives none."""
+    scale = found.get("context_length") / original
+    return math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
 
 
 def _nice(value: float) -> float:
