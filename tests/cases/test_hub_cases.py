@@ -256,3 +256,11 @@ def test_corr_16_a_download_that_was_killed_is_never_taken_for_the_file(hub: Hub
     with pytest.raises(LocateError, match="model-0000"):
         download(NAME, local_files_only=True)
     assert read_all(download(NAME).path) == {"a": [0, 1], "b": [5, 6]}
+
+
+def test_a_process_that_imported_nothing_of_the_hub_before_can_fetch(hub: HubServer, repo: Path) -> None:
+    hub.add(NAME, repo)
+    fetching = "from tensorferry.formats.download import download; print(download('owner/model').path)"
+    done = subprocess.run([sys.executable, "-c", fetching], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert read_all(Path(done.stdout.strip())) == {"a": [0, 1], "b": [5, 6]}

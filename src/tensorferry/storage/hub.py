@@ -152,7 +152,8 @@ class _Hub:
     def __init__(self, name: str, revision: str | None, cache: _Cache, token: str | None) -> None:
         self._lib = _library()
         self._errors: Any = import_module("huggingface_hub.errors")
-        self.endpoint = (os.environ.get("HF_ENDPOINT") or self._lib.constants.ENDPOINT).rstrip("/")
+        constants: Any = import_module("huggingface_hub.constants")
+        self.endpoint = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
         self._name, self._revision, self._cache = name, revision, cache
         self._has_token = bool(token or self._lib.get_token())
         self._api = self._lib.HfApi(endpoint=self.endpoint, token=token, library_name="tensorferry")
