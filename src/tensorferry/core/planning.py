@@ -152,7 +152,7 @@ class _Planner:
         try:
             specs = [TensorSpec(e.dtype, e.shape) for e in entries]
             if numbers and len(entries) == 1:
-                via = as_numbers(via)
+                via = as_numbers(via, entries[0].shape)
             made = specs[0] if via is None else via.infer(specs)
             if numbers and len(entries) > 1:
                 made = _joined_numbers(made, slot, via)

@@ -10,7 +10,17 @@ from tensorferry.core.cutting import in_blocks
 from tensorferry.core.dtypes import Kind
 from tensorferry.core.plan import Source, Step
 from tensorferry.core.target import Slot
-from tensorferry.core.transforms import Chain, Concat, Dequantize, Stack, Take, TensorSpec, Transform
+from tensorferry.core.transforms import (
+    Chain,
+    Concat,
+    Dequantize,
+    Permute,
+    Stack,
+    Take,
+    TensorSpec,
+    Transform,
+    Transpose,
+)
 
 __all__ = ["as_numbers", "cut_block", "dequantized", "is_packed", "is_placing", "steps_of"]
 
@@ -20,11 +30,26 @@ def is_packed(entries: Sequence[TensorEntry]) -> bool:
     return any(e.dtype.kind is Kind.PACKED for e in entries)
 
 
-def as_numbers(via: Transform | None) -> Transform:
-    """Return `via` with its one packed input dequantized first."""
+def as_numbers(via: Transform | None, shape: Shape) -> Transform:
+    """Return `via` with its one packed input, which is of `shape`, dequantized.
+
+    What only moves rows comes before, while there are few bytes to move; everything else works on numbers.
+    """
     if via is None:
         return Dequantize()
-    return Chain((Dequantize(), *(via.steps if isinstance(via, Chain) else (via,))))
+    steps = via.steps if isinstance(via, Chain) else (via,)
+    first = next((i for i, step in enumerate(steps) if not _moves_rows(step, shape)), len(steps))
+    return Chain((*steps[:first], Dequantize(), *steps[first:]))
+
+
+def _moves_rows(step: Transform, shape: Shape) -> bool:
+    match step:
+        case Permute(view, dims):
+            return dims[-1] == len(dims) - 1 and view[-1:] == shape[-1:]
+        case Transpose(dims):
+            return dims[-1:] == (len(dims) - 1,)
+        case _:
+            return False
 
 
 def steps_of(
@@ -37,6 +62,8 @@ def steps_of(
         yield _copy(entries[0], parameter, slot.local, region)
     elif isinstance(via, Stack | Concat) and is_placing(slot, made):
         yield from _placed(entries, parameter, slot, via)
+    elif (part := _part_of_blocks(entries[0], slot, via)) is not None:
+        yield dequantized(Step(parameter, slot.local, (Source(entries[0], part),)))
     else:
         window = slot.window.box if slot.window.view == made else Box.whole(made)
         boxes = via.pull(window, [TensorSpec(e.dtype, e.shape) for e in entries])
@@ -58,6 +85,14 @@ def cut_block(step: Step) -> TensorEntry | None:
     for entry, region in step.sources:
         if entry.dtype.block > 1 and in_blocks(region, entry.dtype) is None:
             return entry
+    return None
+
+
+def _part_of_blocks(entry: TensorEntry, slot: Slot, via: Transform) -> Region | None:
+    """Return which part of a packed entry the slot takes, for a `via` that takes a part of its numbers as they lie."""
+    match via:
+        case Chain((Dequantize(), Take(region, shape))) if region.view == entry.shape:
+            return _within(region, slot.window, shape)
     return None
 
 

@@ -22,7 +22,7 @@ from tensorferry.core.transforms import (
 )
 from tensorferry.errors import PlanError
 from tensorferry.numerics.casts import Loss, copy_counting
-from tensorferry.numerics.dequantize import dequantize
+from tensorferry.numerics.dequantize import decode_into, dequantize
 from tensorferry.numerics.memory import view_region
 from tensorferry.numerics.units import to_torch
 
@@ -38,6 +38,8 @@ def compute(transform: Transform, parts: Sequence[torch.Tensor], specs: Sequence
     """
     match transform:
         case Take(region, shape):
+            if transform.part(out, specs[0]) is not None:
+                return parts[0].reshape(out.shape)
             taken = view_region(parts[0].contiguous(), to_torch(region, specs[0].dtype))
             whole = to_torch(Region(shape, out), specs[0].dtype)
             return taken.reshape(whole.view)[whole.box.slices]
@@ -45,7 +47,8 @@ def compute(transform: Transform, parts: Sequence[torch.Tensor], specs: Sequence
             return parts[0].permute(dims)
         case Permute(view, dims):
             (box,) = transform.pull(out, specs)
-            return _permuted(parts[0], specs[0], view, dims)[out.relative_to(box).slices]
+            part = to_torch(Region(box.shape, out.relative_to(box)), specs[0].dtype).box
+            return _permuted(parts[0], specs[0], view, dims)[part.slices]
         case Dequantize():
             (box,) = transform.pull(out, specs)
             return dequantize(specs[0].dtype, parts[0])[out.relative_to(box).slices]
@@ -92,12 +95,19 @@ def compute_into(
             starts = [sum(lengths[:i]) for i in range(len(parts))]
             places = (into.narrow(dim, a, n) for a, n in zip(starts, lengths, strict=True))
             return sum((copy_counting(place, p) for place, p in zip(places, parts, strict=True)), Loss())
+        case Dequantize() if list(transform.pull(out, specs)) == [out]:
+            return decode_into(specs[0].dtype, parts[0], into)
         case Chain((only,)):
             return compute_into(only, parts, specs, out, into)
         case Chain((*before, Transpose(dims) as last)):
             chain = Chain(tuple(before))
             (inner,) = last.pull(out, [chain.infer(specs)])
             return compute_into(chain, parts, specs, inner, into.permute(_undone(dims)))
+        case Chain((*before, Dequantize() as last)):
+            chain = Chain(tuple(before))
+            made = chain.infer(specs)
+            (inner,) = last.pull(out, [made])
+            return compute_into(last, [compute(chain, parts, specs, inner)], [made], out, into)
         case _:
             return copy_counting(into, compute(transform, parts, specs, out))
 
