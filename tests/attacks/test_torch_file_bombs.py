@@ -17,6 +17,7 @@ from helpers.torch_files import (
     EMPTY_HOOKS,
     a_dict,
     a_global,
+    a_storage,
     a_tensor,
     catalogue_of,
     legacy,
@@ -52,6 +53,10 @@ def hole(begin: bytes, size: int, end: bytes) -> Callable[[Path], None]:
     return write
 
 
+def void(_: object) -> None:
+    """Drop a result where a function must have none."""
+
+
 HUGE = 1 << 36
 LIST = b"](" + b"N" * 100_000 + b"eq\1"
 
@@ -59,7 +64,16 @@ BOMBS: dict[str, Callable[[Path], None]] = {
     "dicts": in_pickle(b"}" * 4_000_000),
     "marks": in_pickle(b"(" * 4_000_000),
     "sets": in_pickle(b"\x8f" * 4_000_000),
-    "memo": in_pickle(b"N" + b"".join(b"r" + struct.pack("<I", i) for i in range(1_000_000))),
+    "memo": in_pickle(b"N" + b"".join(b"r" + struct.pack("<I", i) for i in range(400_000))),
+    "memo with holes": in_pickle(b"N" + b"".join(b"r" + struct.pack("<I", 7 * i) for i in range(1_000_000))),
+    "memo backwards": in_pickle(b"N" + b"".join(b"r" + struct.pack("<I", i) for i in range(1_000_000, 1, -1))),
+    "dicts after storages": in_pickle(b"".join(a_storage(key=str(i)) + b"}" * 150 for i in range(20_000))),
+    "dicts called": in_pickle(a_global("collections.OrderedDict") + b"q\0" + b"h\0)R" * 1_000_000),
+    "wide texts": in_pickle(text("a" * 60_000 + "\U0001f600") * 1000),
+    "long numbers": in_pickle((b"\x8a\xff" + b"\1" * 255) * 200_000),
+    "long names of records": lambda path: void(
+        path.write_bytes(zip_file(pickled(b"}"), **{"data/" + "x" * 60_000 + str(i): b"" for i in range(1000)}))
+    ),
     "duplicates": in_pickle(b"N" + b"2" * 4_000_000),
     "lists copied": in_pickle(LIST + (a_global("builtins.list") + b"h\1\x85R") * 20_000),
     "dicts copied": in_pickle(
@@ -96,6 +110,22 @@ def test_a_bomb_is_refused_before_it_grows(bomb: Callable[[Path], None], tmp_pat
     assert cost < 1
     assert grown < 64
     assert found["seen"] == []
+
+
+def test_a_value_beside_tensors_may_be_long(tmp_path: Path) -> None:
+    merges = [(f"ab{i}", f"cd{i}") for i in range(100_000)]
+    torch.save({"w": ar(2), "merges": merges, "vocab": {f"t{i}": i for i in range(150_000)}}, tmp_path / NAME)
+    assert list(catalogue_of(tmp_path / NAME)) == ["w"]
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_many_tensors_may_share_one_storage(zipped: bool, tmp_path: Path) -> None:
+    experts = ar(30_000, 2)
+    state = {f"experts.{i}.w": experts[i] for i in range(30_000)}
+    torch.save(state, tmp_path / NAME, _use_new_zipfile_serialization=zipped)
+    found = catalogue_of(tmp_path / NAME)
+    assert len(found) == 30_000
+    assert len({entry.chunks[0].span for entry in found.values()}) == 30_000
 
 
 OPCODES = [*(bytes([b]) for b in range(256)), b"h\0", b"q\0", a_tensor(), text("w"), EMPTY_HOOKS]

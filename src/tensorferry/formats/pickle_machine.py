@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from sys import getsizeof
 from typing import Protocol
 
 from tensorferry.errors import CorruptFile, UnsafeFile, shown
 from tensorferry.formats.pickle_values import BadValue, LeftOut, Maker, Refused
 from tensorferry.formats.windows import Stream
 
-__all__ = ["NO_STORAGES", "STOP", "Handler", "Machine", "Persistent"]
+__all__ = ["NOTHING", "NO_STORAGES", "STOP", "Handler", "Machine", "Persistent"]
 
 STOP = ord(".")
 """The opcode that ends a pickle."""
@@ -21,32 +22,76 @@ STOP = ord(".")
 MAX_TEXT = 1 << 16
 """Text and bytes longer than this are passed over unread: no name of a tensor is that long."""
 
+MAX_MARKS = 1000
+"""Values that may be begun and not ended: they nest, and what nests deeper than `MAX_DEPTH` is refused anyway."""
+
+BLOCK = 6
+"""Binary digits of the 64 bytes of memory that cost as much as one step."""
+
+DICT_COST = 3
+"""What a dict costs beside its step; its memory is that of about three steps."""
+
 _BASE_COST = 500_000
-_COST_PER_STORAGE = 200
-"""What a pickle may cost, one per opcode and one per 64 bytes of text: a tensor takes about 40."""
+_BYTES_PER_COST = 2
+_MAX_EARNED = 1 << 26
+_MAX_TEXT_EARNED = 64
+"""What a pickle may cost: so much, and one more for every two of its bytes, of which texts count in part only.
+
+A tensor takes about 45 in 80 bytes and more, so files of many tensors are read, however many storages they have; a
+byte that makes a dict earns nothing.
+"""
+
+NOTHING = object()
+"""What is in no place of a memo."""
 
 _RENAMED = {"__builtin__": "builtins"}
 _RENAMED_GLOBALS = {"builtins.unicode": "builtins.str", "builtins.long": "builtins.int"}
 
 
 class Persistent(Protocol):
-    """What answers a pickle's persistent ids, and says how many different ones it has met."""
+    """What answers a pickle's persistent ids."""
 
     def __call__(self, pid: object) -> object: ...
-
-    def __len__(self) -> int: ...
 
 
 class _NoStorages:
     def __call__(self, pid: object) -> object:
         raise BadValue("a persistent id, where none belongs")
 
-    def __len__(self) -> int:
-        return 0
-
 
 NO_STORAGES: Persistent = _NoStorages()
 """For pickles that refer to nothing outside themselves."""
+
+
+class Memo:
+    """The values that a pickle has numbered to come back to. Writers number them one by one, from 0 or 1."""
+
+    __slots__ = ("_count", "_others", "_row")
+
+    def __init__(self) -> None:
+        self._row: list[object] = []
+        self._others: dict[int, object] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def put(self, index: int, value: object) -> bool:
+        """Keep `value` under `index`; return whether that was the next number, which takes next to no memory."""
+        behind = index - len(self._row)
+        if self._others or not 0 <= behind <= 1:
+            self._count += self.get(index) is NOTHING
+            self._others[index] = value
+            return False
+        self._row += (value,) if not behind else (NOTHING, value)
+        self._count += 1
+        return True
+
+    def get(self, index: int) -> object:
+        """Return what was last put under `index`, or NOTHING."""
+        if index in self._others:
+            return self._others[index]
+        return self._row[index] if index < len(self._row) else NOTHING
 
 
 class Machine:
@@ -59,9 +104,10 @@ class Machine:
         self.persistent = persistent
         self.stack: list[object] = []
         self.frames: list[list[object]] = []
-        self.memo: dict[int, object] = {}
+        self.memo = Memo()
         self.spent = 0
         self.limit = _BASE_COST
+        self.unpaid = stream.position
 
     def run(self, handlers: Sequence[Handler | None]) -> object:
         """Carry out one pickle and return the description of its object; `handlers` has one per opcode."""
@@ -91,15 +137,16 @@ class Machine:
         return CorruptFile(f"{shown(self.path)}: damaged pickle{about}: {problem} ({where})")
 
     def spend(self, cost: int) -> None:
-        """Account for `cost` steps more. Raises BadValue where a pickle takes more than its storages explain."""
+        """Account for `cost` steps more. Raises BadValue where a pickle takes more than its bytes explain."""
         self.spent += cost
         if self.spent > self.limit:
             self.raise_limit()
 
     def raise_limit(self) -> None:
-        self.limit = _BASE_COST + _COST_PER_STORAGE * len(self.persistent)
+        earned = min(self.stream.position - self.unpaid, _MAX_EARNED) // _BYTES_PER_COST
+        self.limit = _BASE_COST + max(earned, 0)
         if self.spent > self.limit:
-            raise BadValue(f"more than {self.limit:,} steps for {len(self.persistent):,} storages: no model")
+            raise BadValue(f"it takes more than {self.limit:,} steps, which is no model")
 
     def near(self) -> str | None:
         """Return the text below the value being built: in a dict, the key that it is for."""
@@ -117,22 +164,28 @@ class Machine:
 
     def text(self, length: int) -> bytes | None:
         """Return the next `length` bytes, or None after passing over them if they are too many."""
+        self.unpaid += max(0, length - _MAX_TEXT_EARNED)
         if length > MAX_TEXT:
             self.stream.skip(length)
             return None
-        self.spend(length >> 6)
+        self.spend(length >> BLOCK)
         return self.stream.take(length)
+
+    def push_made(self, value: object) -> None:
+        """Put a new value on the stack, and account for its own memory."""
+        self.spend(getsizeof(value) >> BLOCK)
+        self.stack.append(value)
 
     def push_text(self, length: int) -> None:
         data = self.text(length)
         try:
-            self.stack.append(LeftOut("long text") if data is None else data.decode())
+            self.push_made(LeftOut("long text") if data is None else data.decode())
         except UnicodeDecodeError:
             raise BadValue("text that is not UTF-8") from None
 
     def push_bytes(self, length: int) -> None:
         data = self.text(length)
-        self.stack.append(LeftOut("long bytes") if data is None else data)
+        self.push_made(LeftOut("long bytes") if data is None else data)
 
     def push_python2_str(self, length: int) -> None:
         """Python 2 had one type for text and bytes."""

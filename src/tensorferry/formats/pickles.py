@@ -10,7 +10,16 @@ import re
 import struct
 from collections.abc import Callable, Mapping
 
-from tensorferry.formats.pickle_machine import NO_STORAGES, Handler, Machine, Persistent
+from tensorferry.formats.pickle_machine import (
+    BLOCK,
+    DICT_COST,
+    MAX_MARKS,
+    NO_STORAGES,
+    NOTHING,
+    Handler,
+    Machine,
+    Persistent,
+)
 from tensorferry.formats.pickle_values import BadValue, DictValue, LeftOut, Maker, SetValue
 from tensorferry.formats.windows import Stream
 
@@ -51,6 +60,13 @@ def _fixed(code: bytes, make: Callable[[], object]) -> None:
     _HANDLERS[code[0]] = lambda m: m.stack.append(make())
 
 
+def _new(code: bytes, make: Callable[[], object], cost: int) -> None:
+    @_op(code)
+    def container(m: Machine) -> None:
+        m.spend(cost)
+        m.stack.append(make())
+
+
 def _last(code: bytes, count: int) -> None:
     @_op(code)
     def tuple_of_last(m: Machine) -> None:
@@ -78,11 +94,11 @@ for _code, _make in (
     (b"\x88", lambda: True),
     (b"\x89", lambda: False),
     (b")", tuple),
-    (b"]", list),
-    (b"}", DictValue),
-    (b"\x8f", SetValue),
 ):
     _fixed(_code, _make)
+_new(b"]", list, 1)
+_new(b"}", DictValue, DICT_COST)
+_new(b"\x8f", SetValue, DICT_COST)
 for _code, _count in ((b"\x85", 1), (b"\x86", 2), (b"\x87", 3)):
     _last(_code, _count)
 
@@ -118,11 +134,13 @@ def _decimal(line: bytes) -> int:
 
 @_op(b"\x8a")
 def _long1(m: Machine) -> None:
-    m.stack.append(int.from_bytes(m.stream.take(m.stream.byte()), "little", signed=True))
+    m.push_made(int.from_bytes(m.stream.take(m.stream.byte()), "little", signed=True))
 
 
 @_op(b"(")
 def _mark(m: Machine) -> None:
+    if len(m.frames) > MAX_MARKS:
+        raise BadValue(f"more than {MAX_MARKS} values are begun and not ended")
     m.frames.append(m.stack)
     m.stack = []
 
@@ -147,17 +165,22 @@ def _dup(m: Machine) -> None:
 
 @_op(b"q")
 def _binput(m: Machine) -> None:
-    m.memo[m.stream.byte()] = m.stack[-1]
+    _memorize(m, m.stream.byte())
 
 
 @_op(b"r")
 def _long_binput(m: Machine) -> None:
-    m.memo[int.from_bytes(m.stream.take(4), "little")] = m.stack[-1]
+    _memorize(m, int.from_bytes(m.stream.take(4), "little"))
 
 
 @_op(b"\x94")
 def _memoize(m: Machine) -> None:
-    m.memo[len(m.memo)] = m.stack[-1]
+    _memorize(m, len(m.memo))
+
+
+def _memorize(m: Machine, index: int) -> None:
+    if not m.memo.put(index, m.stack[-1]):
+        m.spend(DICT_COST)
 
 
 @_op(b"h")
@@ -171,9 +194,10 @@ def _long_binget(m: Machine) -> None:
 
 
 def _recall(m: Machine, index: int) -> None:
-    if index not in m.memo:
+    value = m.memo.get(index)
+    if value is NOTHING:
         raise BadValue(f"it recalls value {index} of its memo, which was never put there")
-    m.stack.append(m.memo[index])
+    m.stack.append(value)
 
 
 @_op(b"t")
@@ -270,7 +294,7 @@ def _reduce(m: Machine) -> None:
     args, maker = m.stack.pop(), m.stack.pop()
     if not isinstance(maker, Maker) or not isinstance(args, tuple):
         raise BadValue("it calls what is no function")
-    m.spend(sum(map(_weight, args)))
+    m.spend(DICT_COST + sum(map(_weight, args)))
     m.stack.append(maker.make(args))
 
 
@@ -282,7 +306,7 @@ def _weight(argument: object) -> int:
         case DictValue():
             return len(argument.items) + len(argument.rest)
         case str() | bytes():
-            return len(argument) >> 6
+            return len(argument) >> BLOCK
     return 0
 
 

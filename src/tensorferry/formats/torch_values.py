@@ -90,9 +90,6 @@ class Storages:
         self.found: dict[str, StorageRef] = {}
         self._legacy = legacy
 
-    def __len__(self) -> int:
-        return len(self.found)
-
     def __call__(self, pid: object) -> StorageRef:
         if not isinstance(pid, tuple) or len(pid) != 5 + self._legacy or _text(pid[0]) != "storage":
             raise BadValue("a persistent id that is not the five fields of a storage (six in old files)")

@@ -18,7 +18,7 @@ from tensorferry.storage.base import File, Storage
 
 __all__ = ["differing_records", "read_zip"]
 
-MAX_PICKLE = 1 << 28
+MAX_PICKLE = 1 << 27
 """The largest `data.pkl` that is looked at, in bytes: a tensor takes about 200."""
 _SMALL = 1 << 16
 """Records beside the storages, up to this many bytes, have their checksums verified whenever the file is opened."""

@@ -19,6 +19,8 @@ __all__ = ["Listed", "Listing", "Record", "checksum", "list_records", "locate_re
 
 MAX_RECORDS = 1 << 20
 """More records than any checkpoint has tensors."""
+MAX_NAME = 1 << 12
+"""Bytes that the name of a record, or what is said beside it in the directory, may take."""
 
 _END = struct.Struct("<4s4H2LH")
 _LOCATOR = struct.Struct("<4sLQL")
@@ -159,7 +161,7 @@ def _entries(window: Window, begin: int, length: int, count: int) -> Iterator[Li
         fields = _CENTRAL.unpack(window.read(at, _CENTRAL.size))
         name, extra, comment = fields[10:13]
         at += _CENTRAL.size
-        if fields[0] != b"PK\1\2" or at + name + extra + comment > stop:
+        if fields[0] != b"PK\1\2" or at + name + extra + comment > stop or max(name, extra) > MAX_NAME:
             raise CorruptFile(f"{shown(window.file.path)}: record {index + 1} of the zip directory is malformed")
         text = window.read(at, name + extra)
         yield _listed(window.file, fields, text[:name], text[name:])

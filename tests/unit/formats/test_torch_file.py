@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import subprocess
 import sys
 from collections import OrderedDict
@@ -14,7 +15,19 @@ import torch
 from torch import nn
 
 from helpers.checkpoints import ar
-from helpers.torch_files import TORCH_DTYPES, catalogue_of, catalogue_of_bytes, legacy, read_all, same, saved
+from helpers.torch_files import (
+    TORCH_DTYPES,
+    a_dict,
+    a_tensor,
+    catalogue_of,
+    catalogue_of_bytes,
+    legacy,
+    pickled,
+    read_all,
+    same,
+    saved,
+    zip_file,
+)
 from tensorferry.errors import CorruptFile, FormatError, UnsupportedDtype
 from tensorferry.formats.torch_file import TorchFileFormat, verify_crc
 from tensorferry.storage.local import LocalStorage
@@ -270,3 +283,20 @@ def test_no_torch_is_imported_to_list_a_file(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "1"), done.stderr
+
+
+@pytest.mark.parametrize("first", [0, 1, 2, 70_000])
+@pytest.mark.parametrize("again", [True, False])
+def test_a_memo_may_begin_anywhere_and_the_last_value_under_a_number_counts(
+    first: int, again: bool, tmp_path: Path
+) -> None:
+    def put(n: int) -> bytes:
+        return b"r" + struct.pack("<I", first + n)
+
+    values = [a_tensor((1,), (1,), offset) + put(offset) + b"0" for offset in range(3)]
+    values += [a_tensor((1,), (1,), 3) + put(1) + b"0"] if again else []
+    state = a_dict(**{f"t{n}": b"j" + put(n)[1:] for n in range(3)})
+    found = catalogue_of_bytes(tmp_path, zip_file(pickled(*values, state)))
+    at = {name: span.offset for name, entry in found.items() if (span := entry.span) is not None}
+    assert at["t2"] - at["t0"] == 8
+    assert at["t1"] - at["t0"] == (12 if again else 4)
