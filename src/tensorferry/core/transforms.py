@@ -69,7 +69,20 @@ class Take:
         return TensorSpec(spec.dtype, self.shape)
 
     def pull(self, out: Box, inputs: Sequence[TensorSpec]) -> Sequence[Box]:
-        return [Box.whole(inputs[0].shape)]
+        return [self.part(out, inputs[0]) or Box.whole(inputs[0].shape)]
+
+    def part(self, out: Box, entry: TensorSpec) -> Box | None:
+        """Return the box of the entry that holds just the elements of `out`; None where it is not known to be a box."""
+        box = self.region.box
+        taken = [d for d, n in enumerate(box.shape) if n != 1]
+        made = [d for d, n in enumerate(self.shape) if n != 1]
+        extents = [box.shape[d] for d in taken] == [self.shape[d] for d in made]
+        if not extents or self.region.view != entry.shape or entry.dtype.block > 1:
+            return None
+        start, stop = list(box.start), list(box.stop)
+        for d, m in zip(taken, made, strict=True):
+            start[d], stop[d] = box.start[d] + out.start[m], box.start[d] + out.stop[m]
+        return Box(tuple(start), tuple(stop))
 
     def to_json(self) -> dict[str, Any]:
         return {"op": self.op, "view": self.region.view, "start": self.region.box.start,

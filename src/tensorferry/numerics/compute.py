@@ -37,12 +37,8 @@ def compute(transform: Transform, parts: Sequence[torch.Tensor], specs: Sequence
     so that the copy into the parameter rounds once.
     """
     match transform:
-        case Take(region, shape):
-            if transform.part(out, specs[0]) is not None:
-                return parts[0].reshape(out.shape)
-            taken = view_region(parts[0].contiguous(), to_torch(region, specs[0].dtype))
-            whole = to_torch(Region(shape, out), specs[0].dtype)
-            return taken.reshape(whole.view)[whole.box.slices]
+        case Take():
+            return _taken(transform, parts[0], specs[0], out)
         case Transpose(dims):
             return parts[0].permute(dims)
         case Permute(view, dims):
@@ -69,6 +65,15 @@ def compute(transform: Transform, parts: Sequence[torch.Tensor], specs: Sequence
             return result[out.slices]
         case _:
             raise PlanError(f"nothing here computes the transform {transform.op!r}")
+
+
+def _taken(take: Take, part: torch.Tensor, spec: TensorSpec, out: Box) -> torch.Tensor:
+    """Return what `out` is of a part that holds just that, or of the whole entry."""
+    if take.part(out, spec) is not None:
+        return part.reshape(out.shape)
+    taken = view_region(part.contiguous(), to_torch(take.region, spec.dtype))
+    whole = to_torch(Region(take.shape, out), spec.dtype)
+    return taken.reshape(whole.view)[whole.box.slices]
 
 
 def _permuted(part: torch.Tensor, spec: TensorSpec, view: Shape, dims: Sequence[int]) -> torch.Tensor:
