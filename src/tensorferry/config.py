@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Self, TypeVar, cast, get_args
 
 from tensorferry.core.names import nearest
-from tensorferry.core.plan import Strictness, Treatment
+from tensorferry.core.plan import Strictness
 from tensorferry.errors import ConfigError, shown
 
 __all__ = ["LoadConfig", "LoaderUse", "ModelConfig", "ReadOptions", "Strategy", "options_of"]
@@ -103,7 +103,6 @@ class LoadConfig:
         _is("progress", self.progress, bool, "true or false")
         _is("strictness", self.strictness, Strictness, "a Strictness")
         _is("read", self.read, ReadOptions, "ReadOptions")
-        _check_strictness(self.strictness)
         self._check_threads()
 
     @classmethod
@@ -246,14 +245,6 @@ def _named_options(value: object) -> dict[str, Any]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise ConfigError(f"options {value!r}: a mapping from names to values is expected")
     return dict(value)
-
-
-def _check_strictness(strictness: Strictness) -> None:
-    for name in ("unexpected", "missing", "lossy"):
-        _one_of(f"strictness.{name}", getattr(strictness, name), get_args(Treatment))
-    patterns: object = strictness.may_miss
-    if not isinstance(patterns, tuple) or not all(isinstance(p, str) for p in patterns):
-        raise ConfigError(f"strictness.may_miss {patterns!r}: a tuple of names in rule notation is expected")
 
 
 def _listed_as_tuples(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,6 +29,8 @@ class ProblemKind(Enum):
     """Two entries that rules send to the same slot."""
     DUPLICATE_NAME = "duplicate name"
     """One name in several files, with different values."""
+    UNUSED_RULE = "unused rule"
+    """A rule, or a name that may be missing, that was given and matches nothing; stops nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from functools import lru_cache
 from heapq import nlargest
 from itertools import product
 
-__all__ = ["Folded", "fold", "natural_key", "nearest", "template_of"]
+__all__ = ["Folded", "fold", "natural_key", "nearest", "said_of_all", "template_of"]
 
 # As Python writes numbers: one with a leading zero, or too long for any layer, is text like any other.
 _NUMBER = re.compile(r"(?<![^.])(?:0|[1-9][0-9]{0,17})(?![^.])")
@@ -50,6 +50,17 @@ def template_of(name: str) -> str:
     'model.layers.*.mlp.experts.*.w1'
     """
     return _NUMBER.sub("*", name)
+
+
+def said_of_all(sentences: Sequence[str]) -> str:
+    """Write sentences that differ only in layer numbers as one, with all numbers that stand in one place.
+
+    >>> said_of_all(["h.0.w is h.0.v", "h.1.w is h.1.v"])
+    'h.{0,1}.w is h.{0,1}.v'
+    """
+    between, numbers = _NUMBER.split(sentences[0]), [[*map(int, _NUMBER.findall(s))] for s in sentences]
+    axes = [sorted(set(axis)) for axis in zip(*numbers, strict=True)]
+    return _written(between, axes) if axes else sentences[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from tensorferry.core.boxes import Region
 from tensorferry.core.catalogue import TensorEntry
 from tensorferry.core.dtypes import DType
-from tensorferry.core.names import fold, template_of
+from tensorferry.core.names import fold, said_of_all, template_of
+from tensorferry.core.rules import compiled
 from tensorferry.core.transforms import TensorSpec, Transform
-from tensorferry.errors import PlanError, shown
+from tensorferry.errors import ConfigError, PlanError, shown
 from tensorferry.problems import Problem, ProblemKind
 
 __all__ = ["Dropped", "Plan", "Source", "Step", "Strictness", "Treatment"]
@@ -33,12 +34,29 @@ class Strictness:
     what they hold, so that on a meta model the load still fails. lossy: casts that change the sort of number
     (found while planning) and casts that overflow (found while loading).
     may_miss: parameters that may be missing, in rule notation. Shapes, gaps and overlaps always stop it.
+
+    Raises ConfigError for a value that is none of these, and RuleError for a name that is no rule notation.
     """
 
     unexpected: Treatment = "warn"
     missing: Treatment = "error"
     lossy: Treatment = "error"
     may_miss: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("unexpected", "missing", "lossy"):
+            if (value := getattr(self, name)) not in get_args(Treatment):
+                raise ConfigError(f"Strictness: {name} {value!r}: one of {', '.join(get_args(Treatment))} is expected")
+        patterns: object = self.may_miss
+        if not isinstance(patterns, tuple) or not all(isinstance(p, str) for p in patterns):
+            hint = f", such as ({patterns!r},)" if isinstance(patterns, str) else ""
+            raise ConfigError(f"Strictness: may_miss {patterns!r}: a tuple of names in rule notation is expected{hint}")
+        for pattern in self.may_miss:
+            compiled(pattern)
+
+    def lets_miss(self, name: str) -> bool:
+        """Whether the parameter `name` is among those that may be missing."""
+        return any(compiled(pattern).fullmatch(name) for pattern in self.may_miss)
 
     @classmethod
     def strict(cls) -> Strictness:
@@ -204,10 +222,11 @@ def problem_lines(problems: Iterable[Problem], *, limit: int = 30) -> list[str]:
 
 def _lines(members: Sequence[Problem]) -> Iterable[str]:
     """Yield the lines of findings of one kind that differ in names and in the layer numbers of their details."""
-    detail = members[0].detail if len({p.detail for p in members}) == 1 else template_of(members[0].detail)
     near = {p.subject: p.near for p in members}
+    details = {p.subject: p.detail for p in members}
     for folded in fold(near):
         hints = dict.fromkeys(f.text for f in fold([n for name in folded.names for n in near[name][:1]]))
         hint = f" (did you mean {', '.join(hints)}?)" if hints else ""
+        detail = said_of_all([details[name] for name in folded.names])
         text = f"{members[0].kind.value}: {folded.text}" + (f": {detail}" if detail else "") + hint
         yield "  " + shown(text, limit=_LINE)

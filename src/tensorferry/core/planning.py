@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise, product
 
-from tensorferry.core import rules as r
 from tensorferry.core.boxes import Shape
 from tensorferry.core.catalogue import Catalogue, TensorEntry
 from tensorferry.core.coverage import check_slots, uncovered
 from tensorferry.core.dtypes import DTYPES, Cast, DType, Kind, cast_kind
-from tensorferry.core.names import nearest
 from tensorferry.core.plan import Dropped, Plan, Step, Strictness
 from tensorferry.core.ruleset import COMMON_LEFTOVERS, Destination, RuleSet
 from tensorferry.core.steps import as_numbers, cut_block, dequantized, is_packed, is_placing, steps_of
+from tensorferry.core.strays import Strays, listed, suggestions
 from tensorferry.core.target import Slot, Target, TargetTensor
 from tensorferry.core.transforms import Concat, Stack, TensorSpec, Transform
 from tensorferry.errors import PlanError
@@ -25,10 +23,6 @@ from tensorferry.problems import Problem, ProblemKind
 __all__ = ["make_plan"]
 
 _NO_RULES = RuleSet()
-_NUMBERS = re.compile("[0-9]+")
-_STAR = re.compile(r"\*")
-_MOST_SUGGESTIONS = 100
-"""For how many sorts of missing names one is looked for that may have been meant; no message shows more."""
 
 
 def make_plan(
@@ -58,14 +52,15 @@ class _Planner:
         self.fed: dict[tuple[str, str], str] = {}
         self.joins: dict[tuple[str, str], list[tuple[Destination, TensorEntry]]] = defaultdict(list)
         self.leftovers: list[tuple[str, str]] = []
-        self.by_alias: list[tuple[TensorEntry, Destination]] = []
+        self.strays = Strays()
+        self.by_alias: list[tuple[TensorEntry, Destination, bool]] = []
         self.casts: dict[tuple[DType, DType], Cast] = {}
 
     def place(self, entry: TensorEntry) -> None:
         route = self.rules.route(entry.name)
         if route is not None and route.to:
             for destination in route.to:
-                self._send(entry, destination)
+                self._send(entry, destination, ruled=True)
         elif route is not None and route.dropped is not None:
             self.dropped.append(Dropped(entry.name, route.dropped))
         elif entry.name in self.target:
@@ -92,22 +87,21 @@ class _Planner:
         aliases = {t.name: self.owner_of(t) for t in self.target.values() if t.alias_of is not None}
         return Plan(tuple(self.steps), specs, aliases, tuple(self.dropped), tuple(self.problems))
 
-    def _send(self, entry: TensorEntry, to: Destination) -> None:
+    def _send(self, entry: TensorEntry, to: Destination, *, ruled: bool = False) -> None:
         tensor = self.target.get(to.into)
         if tensor is None:
             common = COMMON_LEFTOVERS.route(to.into)
             if common is not None and common.ignorable:
                 self.dropped.append(Dropped(entry.name, common.ignorable))
                 return
-            meant = "" if to.into == entry.name else f"a rule sends it to {to.into}, which the model does not have"
-            self.leftovers.append((entry.name, meant))
+            self.leftovers.append((entry.name, self.strays.lost(entry.name, to.into)))
             return
         if tensor.alias_of is not None:
-            self.by_alias.append((entry, to._replace(into=self.owner_of(tensor))))
+            self.by_alias.append((entry, to._replace(into=self.owner_of(tensor)), ruled))
             return
         slot = tensor.slots.get(to.slot)
         if slot is None:
-            self._no_such_slot(entry, tensor, to.slot)
+            self._no_such_slot(entry, tensor, to.slot, ruled=ruled)
         elif to.order is not None:
             self.joins[to.into, to.slot].append((to, entry))
         elif self._claim(to.into, to.slot, entry.name):
@@ -124,13 +118,17 @@ class _Planner:
             tensor = owner
         return tensor.name
 
-    def _no_such_slot(self, entry: TensorEntry, tensor: TargetTensor, slot: str) -> None:
+    def _no_such_slot(self, entry: TensorEntry, tensor: TargetTensor, slot: str, *, ruled: bool) -> None:
         if slot in tensor.absent:
             self.dropped.append(Dropped(entry.name, "not on this rank"))
+        elif ruled:
+            detail = self.strays.misplaced(entry.name, tensor, slot)
+            self.problems.append(Problem(ProblemKind.UNEXPECTED, entry.name, detail))
         else:
-            known = ", ".join(map(repr, list(tensor.slots)[:4])) or "none"
-            what = f"slot {slot!r}" if slot else "an unnamed slot"
-            self.leftovers.append((entry.name, f"{tensor.name} has no {what.removeprefix('an ')}, only {known}"))
+            detail = (
+                f"the parameter of this name is filled in parts, its slots {listed(tensor.slots)}; no rule says which"
+            )
+            self.leftovers.append((entry.name, detail))
 
     def _claim(self, parameter: str, slot: str, entry: str) -> bool:
         if (parameter, slot) not in self.fed:
@@ -203,11 +201,12 @@ class _Planner:
 
     def _use_aliases(self) -> None:
         """A tied tensor saved under another of its names fills the parameter; saved twice, one copy is used."""
-        for entry, to in self.by_alias:
-            if (to.into, to.slot) in self.fed or to.slot not in self.target[to.into].slots:
+        for entry, to, ruled in self.by_alias:
+            has_slot = to.slot in self.target[to.into].slots
+            if (to.into, to.slot) in self.fed or not (has_slot or ruled):
                 self.dropped.append(Dropped(entry.name, f"tied to {to.into}"))
             else:
-                self._send(entry, to)
+                self._send(entry, to, ruled=ruled)
 
     def _close(self, tensor: TargetTensor) -> None:
         wrong = check_slots(tensor)
@@ -220,22 +219,32 @@ class _Planner:
 
     def _missing(self, tensor: TargetTensor, empty: Sequence[str]) -> None:
         """Report slots that nothing feeds, in one finding; all of them empty is said like a plain parameter."""
-        allowed = any(r.compiled(p).fullmatch(tensor.name) for p in self.strict.may_miss)
-        detail = ""
+        details = []
         if len(empty) < len(tensor.slots):
-            some = ", ".join(map(repr, empty[:4])) + (f" and {len(empty) - 4} more" if len(empty) > 4 else "")
-            detail = f"nothing in the checkpoint feeds its slot{'s' if len(empty) > 1 else ''} {some}"
-        fatal = self.strict.missing == "error" and not allowed
-        self.problems.append(Problem(ProblemKind.MISSING, tensor.name, detail, fatal=fatal))
+            details = [f"nothing in the checkpoint feeds its slot{'s' if len(empty) > 1 else ''} {listed(empty)}"]
+        details += self.strays.meant_for(tensor)
+        fatal = self.strict.missing == "error" and not self.strict.lets_miss(tensor.name)
+        self.problems.append(Problem(ProblemKind.MISSING, tensor.name, "; ".join(details), fatal=fatal))
 
     def _report_leftovers(self, owned: Target) -> None:
         missing = [p.subject for p in self.problems if p.kind is ProblemKind.MISSING]
-        meant = _suggestions(missing, [name for name, _ in self.leftovers])
+        meant = suggestions(missing, [name for name, _ in self.leftovers])
+        astray = self.strays.spelt_like(missing)
         self.problems = [
-            replace(p, near=meant.get(p.subject, ())) if p.kind is ProblemKind.MISSING else p for p in self.problems
+            _explained(p, meant.get(p.subject, ()), astray.get(p.subject, "")) if p.kind is ProblemKind.MISSING else p
+            for p in self.problems
         ]
-        fatal = self.strict.unexpected == "error"
-        self.problems += [Problem(ProblemKind.UNEXPECTED, name, detail, fatal=fatal) for name, detail in self.leftovers]
+        strict = self.strict.unexpected == "error"
+        stuck = any(p.kind is ProblemKind.MISSING and p.fatal for p in self.problems)
+        for name, detail in self.leftovers:
+            # Where parameters are missing, what rules lead nowhere is likely why.
+            fatal = strict or (stuck and self.strays.untold(name))
+            self.problems.append(Problem(ProblemKind.UNEXPECTED, name, detail, fatal=fatal))
+
+
+def _explained(missing: Problem, near: tuple[str, ...], astray: str) -> Problem:
+    detail = "; ".join(filter(None, (missing.detail, astray)))
+    return replace(missing, detail=detail, near=() if astray else near)
 
 
 def _unsupported(entry: TensorEntry, tensor: TargetTensor) -> Problem:
@@ -248,27 +257,6 @@ def _joined_numbers(made: TensorSpec, slot: Slot, via: Transform | None) -> Tens
     if not isinstance(via, Stack | Concat) or not is_placing(slot, made.shape):
         raise ValueError("packed entries can be joined only by a stack or concat whose parts the parameter takes")
     return TensorSpec(DTYPES["F32"], made.shape)
-
-
-def _suggestions(missing: Sequence[str], spare: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return, for missing names, spare ones they may be in the checkpoint; looked up once per shape of name."""
-    have = set(spare)
-    known = {_NUMBERS.sub("*", name): name for name in reversed(spare)}
-    found: dict[str, tuple[str, ...]] = {}
-    out = {}
-    for name in missing:
-        shape = _NUMBERS.sub("*", name)
-        if shape not in found:
-            found[shape] = nearest(shape, known) if len(found) < _MOST_SUGGESTIONS else ()
-        numbers = _NUMBERS.findall(name)
-        written = (_with_numbers(template, numbers) for template in found[shape])
-        out[name] = tuple(w for w in written if w in have)
-    return out
-
-
-def _with_numbers(template: str, numbers: Sequence[str]) -> str:
-    left = iter(numbers)
-    return _STAR.sub(lambda star: next(left, star[0]), template)
 
 
 def _first_hole(orders: Sequence[tuple[int, ...]], sources: int) -> str | None:

@@ -204,6 +204,7 @@ def open_numbers(rule: Join) -> tuple[str, ...]:
 def check(rules: Iterable[Rule]) -> None:
     """Raise RuleError for a rule that could never work: braces, unknown placeholders, inputs without an order."""
     for rule in rules:
+        _check_types(rule)
         for source in sources(rule):
             known = dict.fromkeys(placeholders(source), "0")
             if "{" in source or "}" in source:
@@ -213,6 +214,29 @@ def check(rules: Iterable[Rule]) -> None:
                 filled(part.slot, known)
         if isinstance(rule, Join):
             _check_order(rule)
+
+
+def _check_types(rule: object) -> None:
+    """Raise RuleError for what is no rule, or holds something else than names and transforms."""
+    if not isinstance(rule, Rule):
+        several = isinstance(rule, list | tuple) and rule and all(isinstance(r, Rule) for r in rule)
+        hint = ": give rules one by one, RuleSet(*rules)" if several else ""
+        raise RuleError(f"a rule (Place, Split, Join, Drop, Ignore) is expected, not {type(rule).__name__}{hint}")
+    kind = type(rule).__name__
+    if isinstance(rule, Join) and not isinstance(rule.sources, tuple):
+        raise RuleError(f"{kind}: sources is a tuple of names, not {rule.sources!r}")
+    if isinstance(rule, Split) and not (isinstance(rule.parts, tuple) and all(isinstance(p, Part) for p in rule.parts)):
+        raise RuleError(f"{kind} of {rule.source!r}: parts is a tuple of Part, not {rule.parts!r}")
+    texts = [*sources(rule), *(text for part in destinations(rule) for text in (part.into, part.slot))]
+    texts += [rule.why] if isinstance(rule, Drop | Ignore) else []
+    for text in texts:
+        if not isinstance(text, str):
+            raise RuleError(f"{kind}: text is expected, not {text!r}")
+    for part in destinations(rule):
+        if not (part.via is None or (hasattr(part.via, "op") and not isinstance(part.via, type))):
+            raise RuleError(
+                f"{kind} into {part.into!r}: via is a transform such as Transpose((1, 0)), not {part.via!r}"
+            )
 
 
 def _check_order(rule: Join) -> None:

@@ -89,6 +89,17 @@ class RuleSet:
             router = self._routers[found] = _router(self.rules[found[0]], found[1])
         return router(name)
 
+    def unused(self, names: Iterable[str]) -> list[str]:
+        """Return the sources that decide for none of `names`, in order; of rules that only discard, that match none."""
+        left = {(n, k): s for n, rule in enumerate(self.rules) for k, s in enumerate(r.sources(rule))}
+        seen = [*names]
+        for name in seen:
+            left.pop(self._find(name) or (-1, -1), None)
+        shadowed = {
+            at for at, s in left.items() if r.discards(self.rules[at[0]]) and any(map(r.compiled(s).fullmatch, seen))
+        }
+        return [source for at, source in left.items() if at not in shadowed]
+
     def explain(self, names: Iterable[str]) -> list[str]:
         """Return one line for each kind of name: what becomes of it, layer numbers folded.
 

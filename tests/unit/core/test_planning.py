@@ -185,7 +185,8 @@ def test_an_entry_sent_to_a_slot_that_is_not_there_says_which_there_are() -> Non
     fused = TargetTensor("qk", F32, (4,), {n: slot(rows((4,), 2 * i, 2 * i + 2), (2,)) for i, n in enumerate("qk")})
     rules = RuleSet(Place("{s:part}_proj", "qk", "{s}"))
     plan = make_plan(catalogue_of({"q_proj": (2,), "k_proj": (2,), "v_proj": (2,)}), by_name([fused]), rules)
-    assert only(plan).detail == "qk has no slot 'v', only 'q', 'k'"
+    assert only(plan).detail == "a rule sends it to slot 'v' of qk, which has only 'q', 'k'"
+    assert only(plan).fatal
 
 
 def test_another_shape_is_a_problem_with_both_shapes() -> None:
@@ -280,7 +281,7 @@ def test_all_problems_are_found_at_once() -> None:
         Place("a", "two"), Place("b", "two"), Place("s{i}", "over", "{i}"), Join(("gap.{i}",), "gap", Stack())
     )
     found = {p.kind for p in make_plan(have, want, rules).problems}
-    assert found == set(ProblemKind) - {ProblemKind.DUPLICATE_NAME}
+    assert found == set(ProblemKind) - {ProblemKind.DUPLICATE_NAME, ProblemKind.UNUSED_RULE}
 
 
 # -- strictness

@@ -58,7 +58,7 @@ def test_dtypes_have_their_usual_other_names(given: str | None, meant: str | Non
         ({"own_loader": "guess"}, "own_loader 'guess': one of trace, stream is expected"),
         ({"options": [1]}, "a mapping from names to values is expected"),
         ({"strictness": "strict"}, "strictness 'strict': a Strictness is expected"),
-        ({"strictness": {"missing": "shrug"}}, "strictness.missing 'shrug': one of error, warn is expected"),
+        ({"strictness": {"missing": "shrug"}}, "Strictness: missing 'shrug': one of error, warn is expected"),
         ({"strictness": {"missing_": "warn"}}, "strictness has no option 'missing_'; did you mean 'missing'?"),
         ({"strictness": {"may_miss": "a.b"}}, "a tuple of names in rule notation is expected"),
         ({"read": {"max_read": "16M"}}, "max_read must be a number, not '16M'"),
