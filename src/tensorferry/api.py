@@ -32,6 +32,7 @@ from tensorferry.modules.adapters import Adapted, Derive, adapt
 from tensorferry.modules.describe import describe, places
 from tensorferry.modules.finalize import Completion, derive_buffers, refuse_unfilled
 from tensorferry.modules.materialize import Materialized
+from tensorferry.modules.surroundings import named_device, usable_device
 from tensorferry.modules.tie import settle_ties
 from tensorferry.problems import ProblemKind
 from tensorferry.progress import SILENT, Progress
@@ -115,8 +116,10 @@ def prepare(
 ) -> Prepared:
     """Describe `model`, settle names and ties, and plan. Touches nothing, raises no PlanError.
 
-    Given `target` or `rules` are taken as they are; without them, models of a known library are adapted.
+    Given `target` or `rules` are taken as they are; without them, models of a known library are adapted. Raises
+    ConfigError for a model, rules or strictness that are none.
     """
+    _refuse_nonsense(model, rules, strict)
     clock = _Clock()
     with clock("describe"):
         how = _adapted(model, checkpoint, target, rules)
@@ -129,6 +132,15 @@ def prepare(
         strict = replace(strict, may_miss=(*strict.may_miss, *how.may_miss))
         made = make_plan(checkpoint.catalogue, target, how.rules, strict=strict)
     return Prepared(checkpoint, target, made, (*how.notes, *untied), how.derive, seconds=clock.seconds)
+
+
+def _refuse_nonsense(model: object, rules: object, strict: object) -> None:
+    """Raise ConfigError for what is of another type: a state dict for a model, or torch's own ``strict=False``."""
+    for name, value, kind in (("model", model, nn.Module), ("rules", rules, RuleSet), ("strict", strict, Strictness)):
+        if isinstance(value, kind) or (value is None and name != "model"):
+            continue
+        hint = "; what torch calls strict=False is Strictness(missing='warn')" if value is False else ""
+        raise ConfigError(f"{name}: a {kind.__name__} is expected, not {type(value).__name__}{hint}")
 
 
 def _adapted(model: nn.Module, checkpoint: Checkpoint, target: Target | None, rules: RuleSet | None) -> Adapted:
@@ -159,7 +171,8 @@ def run(
     """
     made, options = prepared.plan, prepared.checkpoint.options
     _refuse_misfit(made, prepared.checkpoint)
-    _refuse_idle_device(model, device)
+    if device is not None:
+        _refuse_idle_device(model, named_device(device))
     refuse_unwritable(made, {p.name: p.tensor for p in places(model)})
     clock = _Clock(prepared.seconds)
     executor = executor or ThreadedExecutor(options.workers)
@@ -171,7 +184,7 @@ def run(
             max_staging=options.max_staging,
             waste=options.waste,
         )
-    device = torch.device(device or "cpu")
+    device = usable_device(device)
     parameters = Materialized(model, prepared.target, device)
     completion = Completion(model, prepared.target, {s.parameter for s in made.steps})
 
@@ -244,10 +257,9 @@ def _refuse_losses(counters: Counters, strict: Strictness) -> None:
 
 def _materialize_empty(parameters: Materialized, made: Plan) -> None:
     """Give tensors without elements their (empty) memory where no entry was there to do so."""
-    fed = {step.parameter for step in made.steps}
     for name, spec in made.parameters.items():
-        if 0 in spec.shape and name not in fed:
-            parameters[name]
+        if 0 in spec.shape:
+            parameters.get(name)  # None where it was filled, and let go of
 
 
 def _unfilled(parameters: Materialized, made: Plan) -> dict[str, str]:
@@ -263,17 +275,19 @@ def _refuse_misfit(made: Plan, checkpoint: Checkpoint) -> None:
         raise PlanError(f"{checkpoint.uri} has no tensors (vocabulary only?): {error}", error.problems) from None
 
 
-def _refuse_idle_device(model: nn.Module, device: torch.device | str | None) -> None:
+def _refuse_idle_device(model: nn.Module, asked: torch.device) -> None:
     """Raise ConfigError where a device was asked for, and everything has memory on others already."""
-    if device is None:
-        return
-    asked, there = torch.device(device), {p.tensor.device for p in places(model)}
-    if there and not any(d.type == "meta" or (d.type == asked.type and asked.index in (None, d.index)) for d in there):
+    there = {p.tensor.device for p in places(model)}
+    if there and not any(d.type == "meta" or _is_one(asked, d) for d in there):
         where = ", ".join(sorted(map(str, there)))
         raise ConfigError(
             f"device {str(asked)!r}: the model's tensors have memory on {where} already, and are filled where they "
             f"are; call model.to({str(asked)!r}) before, or build the model on meta"
         )
+
+
+def _is_one(asked: torch.device, there: torch.device) -> bool:
+    return asked.type == there.type and (asked.index == there.index or None in (asked.index, there.index))
 
 
 def _devices(model: nn.Module) -> dict[str, int]:

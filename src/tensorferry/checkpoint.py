@@ -158,7 +158,8 @@ def open_checkpoint(
 def _refuse_absent(path: str | os.PathLike[str]) -> None:
     given = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(given, str) or not given:
-        raise ConfigError(f"path {path!r}: a file or folder is expected, as text or a Path")
+        found = "an empty text" if path == "" else type(path).__name__
+        raise ConfigError(f"path: a file or folder is expected, as text or a Path, not {found}")
     where = shown(given, 300)
     try:
         there = Path(path).exists() or Path(path).is_symlink()

@@ -421,3 +421,42 @@ class TestReport:
         first, last = (r.message for r in caplog.records if r.name == "tensorferry.api")
         assert first == f"loading {folder}: 36 bytes to read"
         assert last.startswith(f"loaded {folder} in ")
+
+
+class TestNonsense:
+    @pytest.mark.parametrize("model", [None, nn.Linear, {}, nn.Linear(2, 3).state_dict(), 3])
+    def test_what_is_no_module_is_refused(self, model: Any, folder: Path) -> None:
+        with pytest.raises(ConfigError, match="model: a Module is expected, not "):
+            load(model, folder)
+
+    @pytest.mark.parametrize("rules", [[], {}, "x", Place("a", "b")])
+    def test_what_is_no_set_of_rules_is_refused(self, rules: Any, folder: Path) -> None:
+        with pytest.raises(ConfigError, match="rules: a RuleSet is expected, not "):
+            load(nn.Linear(2, 3), folder, rules=rules)
+
+    @pytest.mark.parametrize("strict", [True, False, 0, "error", {}, Strictness])
+    def test_what_is_no_strictness_is_refused_and_not_passed_over(self, strict: Any, folder: Path) -> None:
+        with pytest.raises(ConfigError, match="strict: a Strictness is expected, not "):
+            load(nn.Linear(2, 3), folder, strict=strict)
+
+    def test_torchs_own_word_for_it_is_answered_with_ours(self, folder: Path) -> None:
+        with pytest.raises(ConfigError, match=r"strict=False is Strictness\(missing='warn'\)"):
+            load(nn.Linear(2, 3), folder, strict=False)  # type: ignore[arg-type]
+
+    def test_a_model_for_a_path_is_refused(self, folder: Path) -> None:
+        with pytest.raises(ConfigError, match="a file or folder is expected, as text or a Path, not Linear"):
+            load(folder, nn.Linear(2, 3))  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("device", ["meta", torch.device("meta"), "gpu", "", "xla", 3.5])
+    def test_a_device_where_nothing_can_be_put_is_refused_before_anything_is_touched(
+        self, device: Any, folder: Path
+    ) -> None:
+        model = _meta(nn.Linear, 2, 3)
+        with pytest.raises(ConfigError, match="device "):
+            load(model, folder, device=device)
+        assert model.weight.is_meta
+
+    def test_the_first_cpu_is_the_cpu(self, folder: Path) -> None:
+        model = nn.Linear(2, 3)
+        load(model, folder, device="cpu:0")
+        assert torch.equal(model.weight, LIN["weight"])

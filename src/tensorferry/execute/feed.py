@@ -73,6 +73,9 @@ class Feeder:
         return self._counters
 
     def _check(self, name: str, step: Step, tensor: torch.Tensor) -> None:
+        if not isinstance(tensor, torch.Tensor) or tensor.is_meta:
+            found = "a tensor on meta" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+            raise PlanError(f"tensor {shown(name)!r} was fed as {found}: a tensor with values is expected")
         entry = next(s.entry for s in step.sources if s.entry.name == name)
         if tensor.dtype != torch_dtype(entry.dtype) or tuple(tensor.shape) != torch_shape(entry.dtype, entry.shape):
             raise PlanError(

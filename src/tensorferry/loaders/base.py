@@ -17,6 +17,7 @@ from tensorferry.config import LoadConfig, ModelConfig, options_of
 from tensorferry.errors import ConfigError
 from tensorferry.modules.describe import describe
 from tensorferry.modules.finalize import Completion
+from tensorferry.modules.surroundings import building, usable_device
 from tensorferry.progress import SILENT, Progress, for_stream
 from tensorferry.report import Report
 
@@ -72,7 +73,8 @@ class BaseModelLoader(ABC):
         of each module that has not run it → ``eval()``.
         """
         seconds: dict[str, float] = {}
-        with timed(seconds, "initialize"), _surroundings(model_config.dtype, self.device):
+        dtype = None if model_config.dtype is None else getattr(torch, model_config.dtype)
+        with timed(seconds, "initialize"), building(dtype), self.device:
             model = _built(build or self.build, model_config)
         report = self.load_weights(model, model_config)
         seconds.update(report.seconds)
@@ -86,8 +88,8 @@ class BaseModelLoader(ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where models are built, and where tensors get memory."""
-        return torch.device(self.load_config.device or "cpu")
+        """Where models are built, and where tensors get memory. Raises ConfigError where nothing can be put there."""
+        return usable_device(self.load_config.device)
 
     @property
     def progress(self) -> Progress:
@@ -103,18 +105,6 @@ def timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
         yield
     finally:
         seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - began
-
-
-@contextmanager
-def _surroundings(dtype: str | None, device: torch.device) -> Iterator[None]:
-    """Set torch's default dtype and device, and put them back."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(getattr(torch, dtype) if dtype is not None else before)
-    try:
-        with device:
-            yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def _built(build: Build, model_config: ModelConfig) -> nn.Module:

@@ -128,3 +128,14 @@ def test_what_never_came_is_named_at_the_end() -> None:
     feeder.feed("a", TWO["a"])
     with pytest.raises(PlanError, match="1 tensor was never fed: b"):
         feeder.finish()
+
+
+@pytest.mark.parametrize("pushed", [None, 1.0, [0.0, 1.0], ar(2).numpy(), ar(2).to("meta")])
+def test_what_is_no_tensor_with_values_is_refused_and_may_still_come(pushed: object) -> None:
+    found = {"b": torch.zeros(2)}
+    feeder = Feeder(_plan({"b": TWO["b"]}), found)
+    with pytest.raises(PlanError, match="a tensor with values is expected"):
+        feeder.feed("b", pushed)  # type: ignore[arg-type]
+    feeder.feed("b", TWO["b"])
+    feeder.finish()
+    assert torch.equal(found["b"], TWO["b"])

@@ -55,13 +55,24 @@ def test_a_model_is_built_then_filled_then_post_processed_then_set_to_eval(folde
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])
 def test_default_dtype_and_device_are_as_before_even_when_building_fails(folder: Path, dtype: str | None) -> None:
     def failing(config: ModelConfig) -> nn.Module:
-        assert torch.empty(0).device.type == "meta"
+        assert torch.empty(0).device.type == "cpu"
         raise RuntimeError("no such layer")
 
-    with pytest.raises(RuntimeError, match="no such layer"):
-        DefaultModelLoader(LoadConfig(device="meta")).load_model(ModelConfig(str(folder), dtype=dtype), build=failing)
+    loader = DefaultModelLoader(LoadConfig(device="cpu"))
+    with torch.device("meta"):
+        with pytest.raises(RuntimeError, match="no such layer"):
+            loader.load_model(ModelConfig(str(folder), dtype=dtype), build=failing)
+        assert torch.empty(0).device.type == "meta"
     assert torch.get_default_dtype() == torch.float32
-    assert torch.empty(0).device.type == "cpu"
+
+
+def test_a_device_where_nothing_can_be_put_is_refused_before_the_model_is_built(folder: Path) -> None:
+    def never(config: ModelConfig) -> nn.Module:
+        raise AssertionError
+
+    for device in ("meta", "gpu", "xla:0"):
+        with pytest.raises(ConfigError, match="device "):
+            DefaultModelLoader(LoadConfig(device=device)).load_model(ModelConfig(str(folder)), build=never)
 
 
 def test_a_model_may_be_built_on_meta(folder: Path) -> None:

@@ -290,3 +290,29 @@ def test_post_processing_waits_for_what_is_streamed(tmp_path: Path) -> None:
     write_safetensors(tmp_path / "model.safetensors", WEIGHTS)
     DefaultModelLoader().load_model(ModelConfig(str(tmp_path)), build=lambda c: Processed(adds_one))
     assert seen == [[0, 31]]
+
+
+class WithNothing(nn.Module):
+    """Has a tensor without elements beside one that has some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.empty = nn.Parameter(torch.zeros(0, 2))
+        self.norm = nn.Parameter(torch.zeros(2))
+
+    def load_weights(self, weights: Weights) -> None:
+        for name, tensor in weights:
+            getattr(self, name).data.copy_(tensor)
+
+
+@BOTH
+@pytest.mark.parametrize("saved", [{"norm"}, {"norm", "empty"}])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_tensor_without_elements_needs_nothing(tmp_path: Path, how: Any, saved: set[str], device: str) -> None:
+    values = {"norm": ar(2, start=5), "empty": torch.zeros(0, 2)}
+    write_safetensors(tmp_path / "model.safetensors", {name: values[name] for name in saved})
+    with torch.device(device):
+        model = WithNothing()
+    DefaultModelLoader(LoadConfig(own_loader=how)).load_weights(model, ModelConfig(str(tmp_path)))
+    assert model.norm.tolist() == [5, 6]
+    assert model.empty.device.type == "cpu"

@@ -16,6 +16,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+from tensorferry.modules.surroundings import building
+
 __all__ = [
     "Converter",
     "adopt_generation_config",
@@ -46,7 +48,7 @@ Model: TypeAlias = Any
 @contextmanager
 def construction(kind: type[nn.Module], dtype: torch.dtype) -> Iterator[None]:
     """Build models on meta, untied, with `dtype` as the default, as ``from_pretrained`` does."""
-    with ExitStack() as stack:
+    with building(dtype), ExitStack() as stack:
         for context in _contexts(kind, dtype):
             stack.enter_context(context)
         yield
@@ -61,17 +63,7 @@ def _contexts(kind: type[nn.Module], dtype: torch.dtype) -> Iterable[AbstractCon
             except TypeError:
                 continue
             return made
-    return [_default_dtype(dtype), _no_tying(), torch.device("meta")]
-
-
-@contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
+    return [_no_tying(), torch.device("meta")]
 
 
 @contextmanager
