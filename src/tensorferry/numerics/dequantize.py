@@ -43,6 +43,15 @@ _SLICE_ELSEWHERE = 1 << 22
 """Elements decoded at once: few enough that what a decoder needs on the way stays in the cache of a CPU, and is
 small beside what is staged; other devices start a kernel for each operation, and take more at once."""
 
+_WORTH = 1 << 28
+"""Elements that a process decodes in torch before it starts numba, which takes about as long, and 120 MB."""
+
+
+class _Meter:
+    """How many elements were decoded in torch on the CPU; threads may lose some of each other's."""
+
+    elements = 0
+
 
 def dequantize(dtype: DType, packed: torch.Tensor) -> torch.Tensor:
     """Return the float32 numbers of `packed`, uint8 of shape (..., blocks * bytes of a block).
@@ -107,6 +116,7 @@ def _numbers(dtype: DType, packed: torch.Tensor) -> torch.Tensor:
     out = torch.empty((len(blocks), dtype.block), dtype=torch.float32, device=packed.device)
     if not _compiled(dtype, blocks, out):
         out = decoder(blocks)
+        _Meter.elements += out.numel() if out.device.type == "cpu" else 0
     return out.reshape(shape)
 
 
@@ -114,7 +124,7 @@ def _compiled(dtype: DType, blocks: torch.Tensor, into: torch.Tensor) -> bool:
     """Let a kernel fill `into`, contiguous (n, elements), where there is one for it; return whether it did."""
     if into.device.type != "cpu" or into.dtype not in (torch.float32, torch.bfloat16) or type(into) is not torch.Tensor:
         return False
-    kernel = kernel_of(dtype.name)
+    kernel = kernel_of(dtype.name) if _Meter.elements >= _WORTH else None
     if kernel is None:
         return False
     with writing(into):

@@ -36,6 +36,11 @@ def same(left: torch.Tensor, right: torch.Tensor) -> bool:
     return left.isnan().equal(right.isnan()) and left.view(bits)[there].equal(right.view(bits)[there])
 
 
+@pytest.fixture(autouse=True)
+def compiled_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_WORTH", 0)
+
+
 @pytest.fixture
 def without_numba(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(module, "find_spec", lambda _name: None)
@@ -127,6 +132,19 @@ def test_few_elements_are_decoded_at_once(monkeypatch: pytest.MonkeyPatch, witho
     dequantize(DTYPES["Q8_0"], torch.zeros(7, 1000 * 34, dtype=torch.uint8))
     assert sum(counts) == 7 * 1000 * 32
     assert max(counts) <= 1 << 16
+
+
+def test_numba_starts_once_it_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[str] = []
+    monkeypatch.setattr(module, "kernel_of", used.append)
+    monkeypatch.setattr(module, "_WORTH", 300)
+    monkeypatch.setattr(module._Meter, "elements", 0)
+    counts = []
+    for _ in range(5):
+        decode_into(DTYPES["Q8_0"], packed_of(DTYPES["Q8_0"], 4), torch.zeros(4, 32, dtype=torch.bfloat16))
+        counts.append(len(used))
+    assert counts[:3] == [0, 0, 0]
+    assert counts[4] > 0
 
 
 def test_a_numba_that_cannot_be_imported_is_done_without(

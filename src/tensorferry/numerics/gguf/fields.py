@@ -27,13 +27,14 @@ def signed_bytes(blocks: torch.Tensor) -> torch.Tensor:
 
 def planes(packed: torch.Tensor, bits: int) -> torch.Tensor:
     """Split bytes into planes: from (..., k) to (..., 8 / bits, k), where plane 0 is the lowest `bits` of each byte."""
-    return (packed.unsqueeze(-2) >> _shifts(bits, packed.device).unsqueeze(-1)) & ((1 << bits) - 1)
+    return torch.stack(_pieces(packed, bits), -2)
 
 
 def run(packed: torch.Tensor, bits: int) -> torch.Tensor:
     """Split bytes into a run of codes: from (..., k) to (..., k * 8 / bits), the lowest `bits` of each byte first."""
-    return ((packed.unsqueeze(-1) >> _shifts(bits, packed.device)) & ((1 << bits) - 1)).flatten(-2)
+    return torch.stack(_pieces(packed, bits), -1).flatten(-2)
 
 
-def _shifts(bits: int, device: torch.device) -> torch.Tensor:
-    return torch.arange(0, 8, bits, dtype=torch.uint8, device=device)
+def _pieces(packed: torch.Tensor, bits: int) -> list[torch.Tensor]:
+    packed = packed.contiguous()  # torch is far slower on rows of a few bytes that lie apart
+    return [(packed >> at) & ((1 << bits) - 1) for at in range(0, 8, bits)]
