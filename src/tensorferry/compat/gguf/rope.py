@@ -84,7 +84,7 @@ def _divided(divisors: Sequence[float], theta: float, found: Collector) -> dict[
     table = list(divisors)
     return {
         "rope_type": "longrope", "long_factor": table, "short_factor": table, "attention_factor": 1.0,
-        "original_max_position_embeddings": context,
+        "factor": 1.0, "original_max_position_embeddings": context,
     }  # fmt: skip
 
 

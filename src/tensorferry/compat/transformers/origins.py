@@ -13,6 +13,7 @@ from tensorferry.core.catalogue import Catalogue, TensorEntry
 from tensorferry.core.rules import Drop, Ignore, Rule
 from tensorferry.core.target import Slot
 from tensorferry.core.transforms import Chain, TensorSpec, Transform
+from tensorferry.errors import UnsupportedDtype, shown
 
 __all__ = ["Origin", "Origins", "chained"]
 
@@ -40,7 +41,7 @@ class Origins:
 
     @classmethod
     def find(cls, catalogue: Catalogue, config: Any) -> Origins:
-        """Return the origins in `catalogue` for a model of `config`. Raises ConfigError for an unknown architecture."""
+        """Return the origins in `catalogue` for a model of `config`. Raises ConfigError, UnsupportedDtype."""
         architecture = architecture_of(catalogue)
         if architecture is None:
             same = {name: (Origin(name),) for name in catalogue}
@@ -71,6 +72,11 @@ def _translated(catalogue: Catalogue, names: Naming) -> Origins:
     rules: list[Rule] = []
     for entry in catalogue.values():
         route = names.rules.route(entry.name)
+        if route is None and entry.name.endswith(".scale"):
+            raise UnsupportedDtype(
+                f"{shown(entry.name)} is a factor of packed weights, which nothing here multiplies in: take a file of "
+                "another type"
+            )
         if route is not None and route.ignorable is not None:
             rules.append(Ignore(entry.name, route.ignorable))
         elif route is not None and route.dropped is not None:
