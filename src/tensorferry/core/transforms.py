@@ -77,7 +77,7 @@ class Take:
         taken = [d for d, n in enumerate(box.shape) if n != 1]
         made = [d for d, n in enumerate(self.shape) if n != 1]
         extents = [box.shape[d] for d in taken] == [self.shape[d] for d in made]
-        if not extents or self.region.view != entry.shape or entry.dtype.block > 1:
+        if not extents or not out.size or self.region.view != entry.shape or entry.dtype.block > 1:
             return None
         start, stop = list(box.start), list(box.stop)
         for d, m in zip(taken, made, strict=True):

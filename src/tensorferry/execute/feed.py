@@ -13,7 +13,7 @@ from tensorferry.errors import PlanError, shown
 from tensorferry.execute.base import Counters, OnReady, Parameters, Remaining
 from tensorferry.execute.placing import region_of, write
 from tensorferry.numerics.casts import fill
-from tensorferry.numerics.compute import compute
+from tensorferry.numerics.compute import compute_whole
 from tensorferry.numerics.torch_dtypes import torch_dtype, torch_shape
 
 __all__ = ["Feeder"]
@@ -90,9 +90,8 @@ class Feeder:
         else:
             assert step.window is not None
             specs = [TensorSpec(s.entry.dtype, s.entry.shape) for s in step.sources]
-            made = step.via.infer(specs)
-            whole = compute(step.via, wholes, specs, Box.whole(made.shape))
-            values = region_of(whole.contiguous(), step.window, made.dtype)
+            whole = compute_whole(step.via, wholes, specs)
+            values = region_of(whole.contiguous(), step.window, step.via.infer(specs).dtype)
         shape = tuple(values.shape)
         loss = write(self._target(step), values, Box.whole(shape), Region.whole(shape))
         self._counters.lost(step.parameter, loss)

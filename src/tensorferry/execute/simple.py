@@ -17,7 +17,7 @@ from tensorferry.execute.base import Counters, OnReady, Parameters, Remaining
 from tensorferry.execute.blame import reading_for
 from tensorferry.execute.placing import region_of, write
 from tensorferry.numerics.casts import fill
-from tensorferry.numerics.compute import compute
+from tensorferry.numerics.compute import compute_whole
 from tensorferry.numerics.memory import bytes_of, strided_view
 from tensorferry.numerics.torch_dtypes import torch_dtype, torch_shape
 from tensorferry.progress import SILENT, Progress
@@ -79,7 +79,7 @@ def _values(step: Step, storage: Storage, counters: Counters) -> torch.Tensor:
     assert step.window is not None
     specs = [TensorSpec(s.entry.dtype, s.entry.shape) for s in step.sources]
     made = step.via.infer(specs)
-    values = compute(step.via, wholes, specs, Box.whole(made.shape))
+    values = compute_whole(step.via, wholes, specs)
     return region_of(values.contiguous(), step.window, made.dtype)
 
 

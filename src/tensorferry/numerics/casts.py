@@ -18,7 +18,9 @@ _BLOCK = 1 << 16  # elements looked at together, so that counting needs no memor
 
 
 class Loss(NamedTuple):
-    """Elements that a cast spoiled: to infinity or out of range, and to zero."""
+    """Elements that a cast spoiled. overflow: out of the range of the narrower type, which holds infinity, NaN or its
+    largest value there, as it can; infinities that it cannot hold, too. underflow: to zero.
+    """
 
     overflow: int = 0
     underflow: int = 0
@@ -88,7 +90,7 @@ def _lost(got: torch.Tensor, had: torch.Tensor) -> Loss:
     most, got, had = _largest(got.dtype), got.to(wide), had.to(wide)
     if _nothing_lost(got, had, most):
         return Loss()
-    overflow = had.isfinite() & (~got.isfinite() | (had.abs() > most))
+    overflow = torch.where(had.isinf(), ~got.isinf(), had.isfinite() & (~got.isfinite() | (had.abs() > most)))
     underflow = (had != 0) & (got == 0)
     return Loss(int(overflow.sum()), int(underflow.sum()))
 

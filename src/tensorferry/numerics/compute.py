@@ -26,7 +26,7 @@ from tensorferry.numerics.dequantize import decode_into, dequantize
 from tensorferry.numerics.memory import view_region
 from tensorferry.numerics.units import to_torch
 
-__all__ = ["compute", "compute_into"]
+__all__ = ["compute", "compute_into", "compute_whole"]
 
 
 def compute(transform: Transform, parts: Sequence[torch.Tensor], specs: Sequence[TensorSpec], out: Box) -> torch.Tensor:
@@ -65,6 +65,14 @@ def compute(transform: Transform, parts: Sequence[torch.Tensor], specs: Sequence
             return result[out.slices]
         case _:
             raise PlanError(f"nothing here computes the transform {transform.op!r}")
+
+
+def compute_whole(transform: Transform, wholes: Sequence[torch.Tensor], specs: Sequence[TensorSpec]) -> torch.Tensor:
+    """Return the whole output of `transform` from its whole inputs."""
+    out = Box.whole(transform.infer(specs).shape)
+    boxes = [to_torch(Region(s.shape, b), s.dtype).box for s, b in zip(specs, transform.pull(out, specs), strict=True)]
+    parts = [w if b.shape == tuple(w.shape) else w[b.slices] for w, b in zip(wholes, boxes, strict=True)]
+    return compute(transform, parts, specs, out)
 
 
 def _taken(take: Take, part: torch.Tensor, spec: TensorSpec, out: Box) -> torch.Tensor:
