@@ -23,7 +23,7 @@ from tensorferry.core.planning import make_plan
 from tensorferry.core.ruleset import RuleSet
 from tensorferry.core.target import Target
 from tensorferry.core.wrappers import unwrapping
-from tensorferry.errors import ConfigError, FinalizeError, PlanError, TensorferryError
+from tensorferry.errors import ConfigError, FinalizeError, PlanError, TensorferryError, shown
 from tensorferry.execute.base import Counters, Executor
 from tensorferry.execute.placing import refuse_unwritable
 from tensorferry.execute.threaded import ThreadedExecutor
@@ -192,7 +192,8 @@ def run(
         parameters.release(name)
         completion.ready(name)
 
-    logger.info("loading %s: %s bytes to read", prepared.checkpoint.uri, f"{schedule.bytes_read:,}")
+    where = shown(prepared.checkpoint.uri, 300)
+    logger.info("loading %s: %s bytes to read", where, f"{schedule.bytes_read:,}")
     with _telling_what_was_touched(parameters), torch.no_grad():
         with clock("load"):
             counters = executor.run(
@@ -209,8 +210,8 @@ def run(
     report = _report(prepared, executor, counters, tuple(computed), completion.processed, clock.seconds)
     report = replace(report, devices=_devices(model))
     for warning in report.warnings:
-        logger.warning("%s: %s", report.source, warning)
-    logger.info("loaded %s in %.2f s", report.source, sum(report.seconds.values()))
+        logger.warning("%s: %s", where, shown(warning, 1000))
+    logger.info("loaded %s in %.2f s", where, sum(report.seconds.values()))
     return report
 
 

@@ -102,7 +102,7 @@ class Checkpoint:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Checkpoint {self.uri}: {self.catalogue!r}>"
+        return f"<Checkpoint {shown(self.uri, 300)}: {self.catalogue!r}>"
 
     def _checked(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> Generator[tuple[str, torch.Tensor], None, None]:
         yield from tensors

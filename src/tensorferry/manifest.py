@@ -48,14 +48,18 @@ def given_manifest(given: Mapping[str, str] | str | os.PathLike[str], root: str)
     """
     if isinstance(given, Mapping):
         return Manifest("the manifest", {path: _checked(path, digest) for path, digest in given.items()}, binding=True)
+    if not isinstance(given, str | os.PathLike) or not given:
+        raise ConfigError(f"manifest: a mapping of paths to sha256, or a file, is expected, not {given!r:.60}")
     where = shown(os.fspath(given), 300)
     try:
-        if Path(given).stat().st_size > MAX_MANIFEST_BYTES:
-            raise CorruptFile(f"{where}: a manifest has at most {MAX_MANIFEST_BYTES:,} bytes")
-        text = Path(given).read_text("utf-8", "surrogateescape")
+        with Path(given).open("rb") as file:  # perhaps a pipe, or what never ends: sizes say nothing
+            data = file.read(MAX_MANIFEST_BYTES + 1)
     except OSError as error:
         raise LocateError(f"{where}: the manifest cannot be read: {error.strerror}") from None
-    manifest = Manifest("the manifest", parse_manifest(text, what=where), binding=True)
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise CorruptFile(f"{where}: a manifest has at most {MAX_MANIFEST_BYTES:,} bytes")
+    digests = parse_manifest(data.decode("utf-8", "surrogateescape"), what=where)
+    manifest = Manifest("the manifest", digests, binding=True)
     below = os.path.relpath(os.path.realpath(root), os.path.realpath(Path(given).parent))
     return manifest if below == "." or below.startswith("..") else manifest.below(below)
 

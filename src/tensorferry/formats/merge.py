@@ -113,18 +113,18 @@ def _against_index(index: dict[str, str], index_file: str, places: dict[str, str
     absent = [name for name in index if name not in places]
     if absent:
         raise CorruptFile(
-            f"{index_file}: says that tensor {shown(absent[0])!r} is in {shown(index[absent[0]])}, where it is not"
-            f"{_and_more(len(absent) - 1)}: index and shards are not of the same checkpoint"
+            f"{shown(index_file)}: says that tensor {shown(absent[0])!r} is in {shown(index[absent[0]])}, where it is"
+            f" not{_and_more(len(absent) - 1)}: index and shards are not of the same checkpoint"
         )
     astray = [name for name, file in index.items() if places[name] != file]
     if astray:
         name = astray[0]
         raise CorruptFile(
-            f"{index_file}: says that tensor {shown(name)!r} is in {shown(index[name])}, and it is in"
+            f"{shown(index_file)}: says that tensor {shown(name)!r} is in {shown(index[name])}, and it is in"
             f" {shown(places[name])}{_and_more(len(astray) - 1)}: index and shards are not of the same checkpoint"
         )
     extra = [name for name in places if name not in index]
-    return [f"{_tensors(extra)} in the files but not in {index_file}: kept"]
+    return [f"{_tensors(extra)} in the files but not in {shown(index_file)}: kept"]
 
 
 def _tensors(names: Sequence[str]) -> str:

@@ -98,18 +98,19 @@ def file_format(name: str) -> FileFormat:
 
 @collector_paused()
 def _opened(storage: LocalStorage, wanted: Wanted, name: str | None, max_workers: int) -> Opened:
+    where = shown(storage.uri, 300)
     try:
         selection = _selected(storage, wanted, name)
-        logger.info("%s: %s", storage.uri, selection.reason)
+        logger.info("%s: %s", where, selection.reason)
         for left_out, why in selection.ignored:
-            logger.info("%s: %s is left out: %s", storage.uri, left_out, why)
+            logger.info("%s: %s is left out: %s", where, shown(left_out), why)
         parts = _headers(storage, selection, max_workers)
         opened = Opened(storage, selection, merge(storage, selection, parts))
     except BaseException:
         storage.close()
         raise
     for warning in opened.warnings:
-        logger.warning("%s: %s", storage.uri, warning)
+        logger.warning("%s: %s", where, warning)
     return opened
 
 
@@ -122,7 +123,7 @@ def _selected(storage: LocalStorage, wanted: Wanted, name: str | None) -> Select
     formats = {FAMILIES[family].format for family in LOAD_FORMATS[wanted.load_format]}
     if selection.format not in formats:
         raise ConfigError(
-            f"{name} is a {selection.format} file, which load_format {wanted.load_format!r} does not take"
+            f"{shown(name)} is a {selection.format} file, which load_format {wanted.load_format!r} does not take"
         )
     return selection
 
@@ -197,4 +198,11 @@ def _together(faults: Sequence[FormatError]) -> FormatError:
 def _nested(root: str) -> Iterable[str]:
     """Return the files one level below `root`, without looking behind links or dots."""
     below = (d for d in sorted(Path(root).iterdir()) if not d.name.startswith(".") and not d.is_symlink())
-    return [f"{d.name}/{f.name}" for d in below if d.is_dir() for f in sorted(d.iterdir()) if f.name[0] != "."]
+    return [f"{d.name}/{name}" for d in below if d.is_dir() for name in _names_in(d) if name[0] != "."]
+
+
+def _names_in(folder: Path) -> list[str]:
+    try:
+        return sorted(entry.name for entry in folder.iterdir())
+    except OSError:
+        return []  # what we may not look into is no hint

@@ -91,7 +91,7 @@ def select(storage: Storage, wanted: Wanted = Wanted(), *, nested: Callable[[], 
         lambda file: read_index(storage, file),
         wanted,
         stat=storage.stat,
-        where=storage.uri,
+        where=shown(storage.uri, 300),
         nested=nested,
     )
 
@@ -111,14 +111,16 @@ def select_file(storage: Storage, path: str) -> Selection:
             return _all_parts(storage, name)
         return Selection(format_of(path) or "", (file,), f"{shown(path)} was named")
     files = [f for f in storage.list() if f.path != path]
-    folder = Folder.of(files, "", index.weights.variant, (), where=storage.uri, stat=storage.stat, nested=tuple)
+    where = shown(storage.uri, 300)
+    folder = Folder.of(files, "", index.weights.variant, (), where=where, stat=storage.stat, nested=tuple)
     family = next(family for family in FAMILIES.values() if family.takes(index.weights))
     return _by_index(folder, family, index, read_index(storage, file))
 
 
 def _all_parts(storage: Storage, name: WeightName) -> Selection:
     """Return the set of files that the split of which `name` is a part is made of."""
-    folder = Folder.of(storage.list(), "", None, (), where=storage.uri, stat=storage.stat, nested=tuple)
+    where = shown(storage.uri, 300)
+    folder = Folder.of(storage.list(), "", None, (), where=where, stat=storage.stat, nested=tuple)
     parts = [n for n in folder.weights if (n.stem, n.suffix, n.count) == (name.stem, name.suffix, name.count)]
     _refuse_incomplete(folder, name.count or 0, parts)
     reason = f"{shown(name.path)} was named, part of a complete set of {_files(len(parts))}"
@@ -211,8 +213,8 @@ def _by_index(folder: Folder, family: Family, index: IndexName, weight_map: dict
     files, absent = _look_up(folder, [folder.inside(shard) for shard in shards])
     if absent:
         raise _absent(folder, index.path, shards, absent, stale=not files)
-    reason = f"{index.path} names {_files(len(files))}"
-    selection = _selection(folder, family.format, files, reason, f"not named by {index.path}")
+    reason = f"{shown(index.path)} names {_files(len(files))}"
+    selection = _selection(folder, family.format, files, reason, f"not named by {shown(index.path)}")
     placed = {name: folder.inside(shard) for name, shard in weight_map.items()} if folder.path else weight_map
     return replace(selection, index=placed, index_file=index.path)
 
@@ -236,7 +238,8 @@ def _absent(folder: Folder, index: str, shards: Sequence[str], absent: dict[str,
     count = f"{len(absent)}{' or more' if len(absent) == _MAX_ABSENT else ''}"
     share = "none of them is there" if stale else f"{count} of them {_is(len(absent))} not there"
     why = _few([text for text in absent.values() if text], 2, "; ")
-    text = f"{folder.where}: {index} names {_files(len(shards))} and {share}: {names}{f' ({why})' if why else ''}"
+    found = f"{names}{f' ({why})' if why else ''}"
+    text = f"{folder.where}: {shown(index)} names {_files(len(shards))} and {share}: {found}"
     rest = f"{folder.inventory()} {_ADVICE}"
     return _StaleIndex(text, rest) if stale else LocateError(f"{text}. {rest}")
 
@@ -251,7 +254,7 @@ def _refuse_disagreeing_counts(index: str, shards: Iterable[str]) -> None:
         first = counts.setdefault((posixpath.dirname(shard) + name.stem, name.variant), name)
         if first.count != name.count:
             raise CorruptFile(
-                f"{index}: {shown(first.path)} and {shown(name.path)} are parts of sets of {first.count} and of"
+                f"{shown(index)}: {shown(first.path)} and {shown(name.path)} are parts of sets of {first.count} and of"
                 f" {name.count}: the index mixes two checkpoints"
             )
 
@@ -269,7 +272,7 @@ def _by_names(folder: Folder, family: Family, names: Sequence[WeightName]) -> tu
     if chosen[0].count is not None:
         return chosen, f"a complete set of {_files(len(chosen))} without an index"
     if len(chosen) == 1:
-        return chosen, f"{chosen[0].path} is the {family.label} file"
+        return chosen, f"{shown(chosen[0].path)} is the {family.label} file"
     return chosen, f"all {_files(len(chosen))} of the kind {family.label}, without an index"
 
 
@@ -341,7 +344,8 @@ def _refuse_empty(file: File) -> None:
 
 
 def _instead_of(stale: _StaleIndex, selection: Selection) -> Selection:
-    used = selection.index_file or ", ".join(file.path for file in selection.files[:3])
+    files = [selection.index_file] if selection.index_file else [file.path for file in selection.files[:3]]
+    used = ", ".join(map(shown, files))
     return replace(selection, warnings=(*selection.warnings, f"{stale.finding}; {used} is used instead"))
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from tensorferry.config import LoadConfig, ModelConfig, options_of
-from tensorferry.errors import ConfigError
+from tensorferry.errors import ConfigError, shown
 from tensorferry.modules.describe import describe
 from tensorferry.modules.finalize import Completion
 from tensorferry.modules.surroundings import building, usable_device
@@ -83,7 +83,7 @@ class BaseModelLoader(ABC):
             model.eval()
         self.report = replace(report, post_processed=processed, seconds=seconds)
         phases = ", ".join(f"{phase} {s:.2f} s" for phase, s in seconds.items())
-        logger.info("%s by %s: %s", model_config.model, type(self).__name__, phases)
+        logger.info("%s by %s: %s", shown(model_config.model, 300), type(self).__name__, phases)
         return model
 
     @property

@@ -10,7 +10,7 @@ from torch import nn
 
 from tensorferry.config import ModelConfig
 from tensorferry.core.catalogue import Catalogue
-from tensorferry.errors import ConfigError
+from tensorferry.errors import ConfigError, shown
 
 __all__ = ["NO_WEIGHTS", "from_config"]
 
@@ -41,5 +41,5 @@ def from_config(path: Path, model_config: ModelConfig, catalogue: Catalogue = NO
         trust_remote_code=model_config.trust_remote_code,
     )
     for note in notes:
-        logger.warning("%s: %s", path, note)
+        logger.warning("%s: %s", shown(str(path), 300), shown(note, 1000))
     return model
