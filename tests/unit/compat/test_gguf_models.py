@@ -13,6 +13,7 @@ import torch
 import tensorferry
 from helpers.gguf_models import (
     GEMMA,
+    PLAIN,
     Tensors,
     checkpoint_of,
     interleaved,
@@ -150,6 +151,80 @@ def test_of_packed_experts_each_is_read_once(tmp_path: Path) -> None:
         if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
             numbers = gguf.quants.dequantize(gguf.quants.quantize(tensor.numpy(), q8), q8)
             assert equal_bits(state[name], torch.from_numpy(numbers)), name
+
+
+def gpt_oss(tensors: Tensors) -> Tensors:
+    out = {}
+    names = {**PLAIN, "post_attention_layernorm": "post_attention_norm", "mlp.router": "ffn_gate_inp"}
+    for name, tensor in tensors.items():
+        layer = name.split(".")[2] if name.count(".") > 2 else ""
+        leaf = name.rsplit(".", 1)[1]
+        if leaf == "sinks":
+            out[f"blk.{layer}.attn_sinks.weight"] = tensor
+        elif leaf.startswith("gate_up_proj"):
+            for n, part in enumerate(("gate", "up")):
+                ending, rows = ("bias", tensor) if leaf.endswith("bias") else ("weight", tensor.transpose(1, 2))
+                one = rows[:, n::2]
+                out[f"blk.{layer}.ffn_{part}_exps.{ending}"] = one
+        elif leaf.startswith("down_proj"):
+            ending, rows = ("bias", tensor) if leaf.endswith("bias") else ("weight", tensor.transpose(1, 2))
+            out[f"blk.{layer}.ffn_down_exps.{ending}"] = rows
+        else:
+            out |= translated({name: tensor}, names)
+    return out
+
+
+@pytest.mark.parametrize("kind", ["F32", "MXFP4", "Q8_0"])
+def test_gate_and_up_of_gpt_oss_alternate_again_and_are_transposed(kind: str, tmp_path: Path) -> None:
+    model = tiny("GPT-OSS", intermediate_size=64)
+    tensors = gpt_oss(checkpoint_of(model, tmp_path))
+    keys = {"expert_feed_forward_length": 64, "expert_count": 4, "expert_used_count": 4, "attention.key_length": 8}
+    packed = {} if kind == "F32" else {"exps.weight": kind}
+    file = write_gguf(
+        tmp_path / "m.gguf", "gpt-oss", metadata_of("gpt-oss", model.config, **keys), tensors, packed=packed
+    )
+    state = loaded(file, config=model.config).state_dict()
+    for name, tensor in model.state_dict().items():
+        expected = tensor
+        if name.endswith(("gate_up_proj", "down_proj")) and kind != "F32":
+            number = gguf.GGMLQuantizationType[kind]
+            rows = tensor.transpose(1, 2).contiguous().numpy()
+            numbers = gguf.quants.dequantize(gguf.quants.quantize(rows, number), number)
+            expected = torch.from_numpy(numbers).transpose(1, 2)
+        assert equal_bits(state[name], expected.contiguous()), name
+
+
+def test_packed_latent_keys_are_transposed_into_their_part_of_each_head(tmp_path: Path) -> None:
+    latent = {"kv_lora_rank": 32, "qk_nope_head_dim": 32, "v_head_dim": 8}
+    model = tiny("DeepSeek-V3", **latent)
+    names = {
+        **PLAIN, "self_attn.q_a_proj": "attn_q_a", "self_attn.q_b_proj": "attn_q_b",
+        "self_attn.q_a_layernorm": "attn_q_a_norm", "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+        "self_attn.kv_a_layernorm": "attn_kv_a_norm", "self_attn.kv_b_proj": "attn_kv_b",
+        **{f"mlp.shared_experts.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
+    }  # fmt: skip
+    saved = checkpoint_of(model, tmp_path)
+    tensors = stacked(translated({n: t for n, t in saved.items() if not n.endswith("correction_bias")}, names))
+    for layer in ("0", "1"):
+        keys, values = tensors.pop(f"blk.{layer}.attn_kv_b.weight").view(4, 40, 32).split([32, 8], dim=1)
+        tensors |= {f"blk.{layer}.attn_k_b.weight": keys.transpose(1, 2), f"blk.{layer}.attn_v_b.weight": values}
+    bias = "model.layers.1.mlp.gate.e_score_correction_bias"
+    tensors["blk.1.exp_probs_b.bias"] = saved[bias]
+    packed = {"attn_k_b.weight": "Q8_0", "attn_v_b.weight": "Q8_0"}
+    file = write_gguf(tmp_path / "m.gguf", "deepseek2", {}, tensors, packed=packed)
+    state = loaded(file, config=model.config).state_dict()
+    q8 = gguf.GGMLQuantizationType.Q8_0
+    for name, tensor in model.state_dict().items():
+        if not name.endswith("kv_b_proj.weight"):
+            assert equal_bits(state[name], tensor), name
+            continue
+        parts = tensor.view(4, 40, 32).split([32, 8], dim=1)
+        rows = [parts[0].transpose(1, 2), parts[1]]
+        back = [
+            torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(r.contiguous().numpy(), q8), q8)) for r in rows
+        ]
+        expected = torch.cat([back[0].transpose(1, 2), back[1]], 1).reshape(160, 32)
+        assert equal_bits(state[name], expected), name
 
 
 def test_an_expert_too_few_is_a_problem_before_anything_is_read(tmp_path: Path) -> None:
