@@ -9,19 +9,23 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import nn
 
-from tensorferry.checkpoint import Checkpoint, open_checkpoint
+from tensorferry.arguments import refuse_nonsense
+from tensorferry.checkpoint import Checkpoint, OpeningOptions, open_checkpoint, refuse_unknown_options
 from tensorferry.collector import collector_paused
 from tensorferry.config import ReadOptions
+from tensorferry.core.catalogue import TensorEntry
+from tensorferry.core.explain import counted
 from tensorferry.core.lower import lower
 from tensorferry.core.plan import Plan, Strictness
 from tensorferry.core.planning import make_plan
 from tensorferry.core.ruleset import RuleSet
 from tensorferry.core.target import Target
+from tensorferry.core.unused import unused_patterns, unused_rules
 from tensorferry.core.wrappers import unwrapping
 from tensorferry.errors import ConfigError, FinalizeError, PlanError, TensorferryError, shown
 from tensorferry.execute.base import Counters, Executor
@@ -34,19 +38,23 @@ from tensorferry.modules.finalize import Completion, derive_buffers, refuse_unfi
 from tensorferry.modules.materialize import Materialized
 from tensorferry.modules.surroundings import named_device, usable_device
 from tensorferry.modules.tie import settle_ties
-from tensorferry.problems import ProblemKind
-from tensorferry.progress import SILENT, Progress
+from tensorferry.problems import Problem, ProblemKind
+from tensorferry.progress import SILENT, Progress, progress_of
 from tensorferry.report import Report
 from tensorferry.verify import verify_files
 
-__all__ = ["Prepared", "load", "plan", "prepare", "run"]
+__all__ = ["Prepared", "load", "plan", "prepare", "refuse_misfit", "run"]
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A load that has been planned and not begun: what to fill, how, and what to tell of it."""
+    """A load that has been planned and not begun: what to fill, how, and what to tell of it.
+
+    bytes_compared: read already, to find out whether tied tensors have equal values. hint: what may help, where
+    checkpoint and model do not fit.
+    """
 
     checkpoint: Checkpoint
     target: Target
@@ -55,6 +63,8 @@ class Prepared:
     derive: Derive = derive_buffers
     verified: str = "contents not verified"
     seconds: Mapping[str, float] = field(default_factory=dict)
+    bytes_compared: int = 0
+    hint: str = ""
 
 
 def load(
@@ -66,8 +76,8 @@ def load(
     strict: Strictness | None = None,
     options: ReadOptions | None = None,
     verify: bool = False,
-    progress: Progress = SILENT,
-    **opening: Any,
+    progress: Progress | bool = SILENT,
+    **opening: Unpack[OpeningOptions],
 ) -> Report:
     """Fill `model` from the checkpoint at `path` and return the report.
 
@@ -78,16 +88,20 @@ def load(
 
     path: where the checkpoint is, or one that is open already; that one keeps its options and stays open.
     verify: read every file once before, and compare digests where there are some; see `tensorferry.verify`.
+    progress: what is told of it; True for what suits standard error.
     opening: options of `open_checkpoint`. Raises LocateError, FormatError, ConfigError, PlanError, ReadError,
     FinalizeError; ``error.touched`` says whether the model may have been written to.
     """
+    refuse_unknown_options(load, opening)
+    refuse_nonsense(model, rules, strict)
+    telling, settled = progress_of(progress), _settled(model, device)
     with _opened(path, options, opening) as checkpoint:
         clock = _Clock()
         with clock("verify") if verify else nullcontext():
-            verified = verify_files(checkpoint, progress=progress).summary if verify else Prepared.verified
+            verified = verify_files(checkpoint, progress=telling).summary if verify else Prepared.verified
         prepared = prepare(model, checkpoint, rules=rules, strict=strict)
         prepared = replace(prepared, verified=verified, seconds={**clock.seconds, **prepared.seconds})
-        return run(model, prepared, device=device, strict=strict, progress=progress)
+        return run(model, prepared, device=settled, strict=strict, progress=telling)
 
 
 def plan(
@@ -96,12 +110,14 @@ def plan(
     *,
     rules: RuleSet | None = None,
     strict: Strictness | None = None,
-    **opening: Any,
+    **opening: Unpack[OpeningOptions],
 ) -> Plan:
     """Return the plan of loading `path` into `model`, with all its problems. Touches nothing.
 
-    Reads headers, and the values of tensors that the model ties and the checkpoint holds more than once.
+    Reads headers, and the values of tensors that the model ties and the checkpoint holds more than once, unless these
+    are the same bytes of a file.
     """
+    refuse_unknown_options(plan, opening)
     with _opened(path, None, opening) as checkpoint:
         return prepare(model, checkpoint, rules=rules, strict=strict).plan
 
@@ -119,28 +135,49 @@ def prepare(
     Given `target` or `rules` are taken as they are; without them, models of a known library are adapted. Raises
     ConfigError for a model, rules or strictness that are none.
     """
-    _refuse_nonsense(model, rules, strict)
-    clock = _Clock()
+    refuse_nonsense(model, rules, strict)
+    clock, compared = _Clock(), _Compared(checkpoint)
     with clock("describe"):
         how = _adapted(model, checkpoint, target, rules)
     with clock("plan"), collector_paused():
-        storage = checkpoint.storage
-        target, untied = settle_ties(
-            checkpoint.catalogue, how.target, how.rules, lambda a, b: same_values(storage, a, b)
-        )
+        target, untied = settle_ties(checkpoint.catalogue, how.target, how.rules, compared)
         strict = strict or Strictness()
-        strict = replace(strict, may_miss=(*strict.may_miss, *how.may_miss))
-        made = make_plan(checkpoint.catalogue, target, how.rules, strict=strict)
-    return Prepared(checkpoint, target, made, (*how.notes, *untied), how.derive, seconds=clock.seconds)
+        lenient = replace(strict, may_miss=(*strict.may_miss, *how.may_miss))
+        made = make_plan(checkpoint.catalogue, target, how.rules, strict=lenient)
+        made = replace(made, problems=(*made.problems, *_unused(checkpoint, target, rules, strict)))
+    return Prepared(
+        checkpoint, target, made, (*how.notes, *untied), how.derive,
+        seconds=clock.seconds, bytes_compared=compared.nbytes, hint=_hint(model, how, rules),
+    )  # fmt: skip
 
 
-def _refuse_nonsense(model: object, rules: object, strict: object) -> None:
-    """Raise ConfigError for what is of another type: a state dict for a model, or torch's own ``strict=False``."""
-    for name, value, kind in (("model", model, nn.Module), ("rules", rules, RuleSet), ("strict", strict, Strictness)):
-        if isinstance(value, kind) or (value is None and name != "model"):
-            continue
-        hint = "; what torch calls strict=False is Strictness(missing='warn')" if value is False else ""
-        raise ConfigError(f"{name}: a {kind.__name__} is expected, not {type(value).__name__}{hint}")
+@dataclass
+class _Compared:
+    """Tells whether entries have equal values, and counts what is read for that."""
+
+    checkpoint: Checkpoint
+    nbytes: int = 0
+
+    def __call__(self, one: TensorEntry, other: TensorEntry) -> bool:
+        def read_into(path: str, offset: int, out: memoryview) -> None:
+            self.nbytes += len(out)
+            self.checkpoint.storage.read_into(path, offset, out)
+
+        return same_values(read_into, one, other)
+
+
+def _unused(checkpoint: Checkpoint, target: Target, rules: RuleSet | None, strict: Strictness) -> list[Problem]:
+    """Return findings of what the caller gave and nothing matches; his words are the only ones that are misspelt."""
+    return [*(unused_rules(rules, checkpoint.catalogue) if rules is not None else ()), *unused_patterns(strict, target)]
+
+
+def _hint(model: nn.Module, how: Adapted, rules: RuleSet | None) -> str:
+    if rules is not None or how.derive is not derive_buffers or not callable(getattr(model, "load_weights", None)):
+        return ""
+    return (
+        f"{type(model).__name__} has a load_weights of its own, which is not used here: load the model with "
+        "tensorferry.get_model_loader, which traces it"
+    )
 
 
 def _adapted(model: nn.Module, checkpoint: Checkpoint, target: Target | None, rules: RuleSet | None) -> Adapted:
@@ -170,9 +207,8 @@ def run(
     and FinalizeError afterwards.
     """
     made, options = prepared.plan, prepared.checkpoint.options
-    _refuse_misfit(made, prepared.checkpoint)
-    if device is not None:
-        _refuse_idle_device(model, named_device(device))
+    refuse_misfit(prepared)
+    settled = _settled(model, device)
     refuse_unwritable(made, {p.name: p.tensor for p in places(model)})
     clock = _Clock(prepared.seconds)
     executor = executor or ThreadedExecutor(options.workers)
@@ -184,8 +220,7 @@ def run(
             max_staging=options.max_staging,
             waste=options.waste,
         )
-    device = usable_device(device)
-    parameters = Materialized(model, prepared.target, device)
+    parameters = Materialized(model, prepared.target, settled)
     completion = Completion(model, prepared.target, {s.parameter for s in made.steps})
 
     def ready(name: str) -> None:
@@ -203,7 +238,7 @@ def run(
         with clock("finalize"):
             _refuse_losses(counters, strict or Strictness())
             _materialize_empty(parameters, made)
-            computed = prepared.derive(model, device)
+            computed = prepared.derive(model, settled)
             completion.finish()
             refuse_unfilled(model, _unfilled(parameters, made))
             model.eval()
@@ -216,7 +251,7 @@ def run(
 
 
 def _opened(
-    path: str | os.PathLike[str] | Checkpoint, options: ReadOptions | None, opening: dict[str, Any]
+    path: str | os.PathLike[str] | Checkpoint, options: ReadOptions | None, opening: OpeningOptions
 ) -> AbstractContextManager[Checkpoint]:
     if isinstance(path, Checkpoint):
         if options is not None or opening:
@@ -251,8 +286,8 @@ def _refuse_losses(counters: Counters, strict: Strictness) -> None:
     if spoiled and strict.lossy == "error":
         first = "; ".join(f"{name}: {loss}" for name, loss in list(spoiled.items())[:5])
         raise FinalizeError(
-            f"{len(spoiled)} parameters lost values to a type that cannot hold them ({first}): load into a wider "
-            "type such as bfloat16 or float32, or allow it with Strictness(lossy='warn')"
+            f"{counted(len(spoiled), 'parameter')} lost values to a type that cannot hold them ({first}): load into a "
+            "wider type such as bfloat16 or float32, or allow it with Strictness(lossy='warn')"
         )
 
 
@@ -267,13 +302,22 @@ def _unfilled(parameters: Materialized, made: Plan) -> dict[str, str]:
     return {name: "missing in part" for name in made.missing if name in parameters.given_memory}
 
 
-def _refuse_misfit(made: Plan, checkpoint: Checkpoint) -> None:
+def refuse_misfit(prepared: Prepared) -> None:
+    """Raise PlanError with every problem that stops the load, naming the checkpoint."""
     try:
-        made.raise_for_problems()
+        prepared.plan.raise_for_problems()
     except PlanError as error:
-        if checkpoint.catalogue:
-            raise
-        raise PlanError(f"{checkpoint.uri} has no tensors (vocabulary only?): {error}", error.problems) from None
+        checkpoint = prepared.checkpoint
+        empty = "" if checkpoint.catalogue else "it has no tensors (vocabulary only?), "
+        hint = f"\n  {prepared.hint}" if prepared.hint else ""
+        raise PlanError(f"{shown(checkpoint.uri, 300)}: {empty}{error}{hint}", error.problems) from None
+
+
+def _settled(model: nn.Module, device: torch.device | str | None) -> torch.device:
+    """Return the device that was asked for; raises ConfigError where nothing would go there, or nothing could."""
+    if device is not None:
+        _refuse_idle_device(model, named_device(device))
+    return usable_device(device)
 
 
 def _refuse_idle_device(model: nn.Module, asked: torch.device) -> None:
@@ -319,6 +363,7 @@ def _report(
         parameters=len(made.parameters),
         entries=len(checkpoint.catalogue),
         bytes_needed=made.bytes_needed,
+        bytes_compared=prepared.bytes_compared,
         bytes_read=counters.bytes_read,
         reads=counters.reads,
         direct_bytes=counters.direct_bytes,

@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self, TypedDict
 
-from tensorferry.config import ReadOptions
+from tensorferry.config import ReadOptions, folders
 from tensorferry.core.catalogue import Catalogue, TensorEntry, refuse_unknown
 from tensorferry.core.names import nearest
 from tensorferry.errors import AccessDenied, ConfigError, LocateError, PlanError, shown
@@ -19,7 +19,18 @@ from tensorferry.storage.base import Storage, SupportsMap
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Checkpoint", "open_checkpoint"]
+__all__ = ["Checkpoint", "OpeningOptions", "open_checkpoint", "refuse_unknown_options"]
+
+
+class OpeningOptions(TypedDict, total=False):
+    """The options of `open_checkpoint` that choose files, as other functions take them, too."""
+
+    load_format: str
+    subfolder: str | None
+    variant: str | None
+    allow_patterns: Sequence[str] | None
+    ignore_patterns: Sequence[str]
+    links_to: Sequence[str | os.PathLike[str]]
 
 
 class Checkpoint:
@@ -132,12 +143,15 @@ def open_checkpoint(
     variant: str | None = None,
     allow_patterns: Sequence[str] | None = None,
     ignore_patterns: Sequence[str] = (),
+    links_to: Sequence[str | os.PathLike[str]] = (),
     options: ReadOptions | None = None,
 ) -> Checkpoint:
     """Open the checkpoint at `path`: a folder, a weight file or a shard index. Reads headers only.
 
     load_format: auto, hf, safetensors, mistral, pt or gguf. variant: such as ``fp16`` in ``model.fp16.safetensors``.
     allow_patterns: file name patterns that override the choice; ignore_patterns: files that are not looked at.
+    links_to: folders that links may lead into, such as a store that several checkpoints share; elsewhere, links that
+    lead out of the checkpoint's folder are refused.
 
     Raises LocateError (nothing there, or a shard is absent), FormatError (damaged, unsafe, unknown), ConfigError.
     """
@@ -151,8 +165,23 @@ def open_checkpoint(
         variant=variant,
         allow_patterns=allow_patterns,
         ignore_patterns=ignore_patterns,
+        links_to=folders("links_to", links_to),
     )
     return Checkpoint(opened, options or ReadOptions())
+
+
+def refuse_unknown_options(function: Callable[..., Any], given: Collection[str]) -> None:
+    """Raise ConfigError for an option that neither `function` nor `open_checkpoint` has, naming what was meant."""
+    unknown = [name for name in given if name not in OpeningOptions.__annotations__]
+    if not unknown:
+        return
+    from inspect import signature  # not at the top: it is slow to import, and listing a checkpoint is quick
+
+    own = [p.name for p in signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    known = (*own, *OpeningOptions.__annotations__)
+    near = nearest(unknown[0], known)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise ConfigError(f"{function.__name__}() has no option {shown(unknown[0])!r}{hint} (it takes {', '.join(known)})")
 
 
 def _refuse_absent(path: str | os.PathLike[str]) -> None:

@@ -12,7 +12,7 @@ from tensorferry.core.names import nearest
 from tensorferry.core.plan import Strictness
 from tensorferry.errors import ConfigError, shown
 
-__all__ = ["LoadConfig", "LoaderUse", "ModelConfig", "ReadOptions", "Strategy", "options_of"]
+__all__ = ["LoadConfig", "LoaderUse", "ModelConfig", "ReadOptions", "Strategy", "expect", "folders", "options_of"]
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -68,6 +68,7 @@ class LoadConfig:
     load_format: which loader; upper and lower case are one. download_dir: the Hub cache to use instead of the usual.
     device: where tensors go that have no memory yet, and where models are built; None for the CPU.
     ignore_patterns: file name patterns, one or several, of files that are neither fetched nor looked at.
+    links_to: folders, one or several, that links in a checkpoint may lead into, beside its own.
     progress: whether to tell of it on standard error. strictness: what stops a load. read: how bytes are read.
     threads: reader threads, 0 for as many as suit the machine; more than one is for the strategy lazy.
     own_loader: what to do with a model that has a ``load_weights(iterable)``: "trace" it, so that just the bytes it
@@ -83,6 +84,7 @@ class LoadConfig:
     download_dir: str | None = None
     device: str | None = None
     ignore_patterns: Sequence[str] = ("original/*",)
+    links_to: Sequence[str | os.PathLike[str]] = ()
     strategy: Strategy = "lazy"
     threads: int = 0
     progress: bool = False
@@ -96,13 +98,14 @@ class LoadConfig:
         self._set("download_dir", _path("download_dir", self.download_dir))
         self._set("device", _device(self.device))
         self._set("ignore_patterns", _patterns("ignore_patterns", self.ignore_patterns))
+        self._set("links_to", folders("links_to", self.links_to))
         self._set("options", _named_options(self.options))
         _one_of("strategy", self.strategy, get_args(Strategy))
         _one_of("own_loader", self.own_loader, get_args(LoaderUse))
-        _is("threads", self.threads, int, "a number of threads")
-        _is("progress", self.progress, bool, "true or false")
-        _is("strictness", self.strictness, Strictness, "a Strictness")
-        _is("read", self.read, ReadOptions, "ReadOptions")
+        expect("threads", self.threads, int, "a number of threads")
+        expect("progress", self.progress, bool, "true or false")
+        expect("strictness", self.strictness, Strictness, "a Strictness")
+        expect("read", self.read, ReadOptions, "ReadOptions")
         self._check_threads()
 
     @classmethod
@@ -163,7 +166,7 @@ class ModelConfig:
         for name in ("revision", "subfolder", "variant", "quantization"):
             if getattr(self, name) is not None:
                 _text(name, getattr(self, name))
-        _is("trust_remote_code", self.trust_remote_code, bool, "true or false")
+        expect("trust_remote_code", self.trust_remote_code, bool, "true or false")
 
     @classmethod
     def from_dict(cls, options: Mapping[str, Any]) -> Self:
@@ -189,7 +192,8 @@ def options_of(kind: type[_T], options: Mapping[str, Any], *, what: str) -> _T:
         raise ConfigError(f"{what}: {error}") from None
 
 
-def _is(name: str, value: object, kind: type, expected: str) -> None:
+def expect(name: str, value: object, kind: type, expected: str) -> None:
+    """Raise ConfigError where the option `name` is of another type; `expected` says of which it should be."""
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise ConfigError(f"{name} {value!r}: {expected} is expected, not {type(value).__name__}")
 
@@ -220,6 +224,14 @@ def _patterns(name: str, value: object) -> tuple[str, ...]:
     if not isinstance(value, Sequence) or not all(isinstance(v, str) for v in value):
         raise ConfigError(f"{name} {value!r}: a file name pattern or a list of them is expected")
     return tuple(value)
+
+
+def folders(name: str, value: object) -> tuple[str, ...]:
+    """Return one folder or several as text; raises ConfigError for what is none."""
+    several = [value] if isinstance(value, str | os.PathLike) else value
+    if not isinstance(several, Sequence) or not all(_path(name, v) for v in several):
+        raise ConfigError(f"{name} {value!r}: a folder or a list of them is expected")
+    return tuple(map(os.fspath, several))
 
 
 def _device(value: object) -> str | None:

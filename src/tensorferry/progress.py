@@ -10,13 +10,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from tensorferry.core.explain import human_bytes
-from tensorferry.errors import shown
+from tensorferry.errors import ConfigError, shown
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
 
-__all__ = ["SILENT", "Bar", "Lines", "Progress", "Silent", "for_stream"]
+__all__ = ["SILENT", "Bar", "Lines", "Progress", "Silent", "for_stream", "progress_of"]
 
 
 class Progress(Protocol):
@@ -143,6 +143,18 @@ def for_stream(stream: TextIO | None = None, *, rank: int | None = None) -> Prog
     if stream is None or (_rank_of_process() if rank is None else rank) != 0:
         return SILENT
     return Bar(stream) if stream.isatty() else Lines(stream)
+
+
+def progress_of(given: Progress | bool) -> Progress:
+    """Return what a caller wants to be told by: True for what suits standard error, False for nothing.
+
+    Raises ConfigError for what is no `Progress`.
+    """
+    if isinstance(given, bool):
+        return for_stream() if given else SILENT
+    if isinstance(given, type) or not all(callable(getattr(given, n, None)) for n in ("start", "advance", "finish")):
+        raise ConfigError(f"progress {given!r}: true, false or a Progress such as tensorferry.progress.Bar is expected")
+    return given
 
 
 def _rank_of_process() -> int:

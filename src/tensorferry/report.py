@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from tensorferry.core.explain import human_bytes
+from tensorferry.core.explain import counted, human_bytes
 from tensorferry.core.names import fold
 from tensorferry.errors import shown
 
@@ -23,11 +23,13 @@ class Report:
     """The account of a load. Names are those of the model for parameters, of the checkpoint for entries.
 
     source: where the checkpoint is. selection: why these `files`. bytes_needed: what the plan needs; bytes_read: what
-    was requested, gaps included; direct_bytes: of these, read straight into parameters. staging_peak: most bytes
-    held beside the parameters. dropped: entry to reason. ties: alias to owner. computed: filled by the model itself.
-    streamed: filled by the model's own loader, with the reason. devices: to how many tensors are there in the end,
-    buffers included. casts: "F32 -> BF16" to how many tensors. losses: parameter to (overflow, underflow) elements.
-    seconds: per phase, in order. verified: how contents were checked.
+    was requested, gaps included; direct_bytes: of these, read straight into parameters; bytes_compared: read before
+    the plan was made, to see whether tied tensors are equal. staging_peak: most bytes held beside the parameters.
+    dropped: entry to reason. ties: alias to owner. computed: filled by the model itself. streamed: filled by the
+    model's own loader, with the reason. devices: to how many tensors are there in the end, buffers included. casts:
+    "F32 -> BF16" to how many tensors. losses: parameter to (overflow, underflow): elements that were finite and not
+    zero, and that the narrower type holds as infinity, NaN or its largest value, and as zero. seconds: per phase, in
+    order. verified: how contents were checked.
     """
 
     source: str
@@ -56,6 +58,7 @@ class Report:
     losses: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     verified: str = "contents not verified"
+    bytes_compared: int = 0
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -75,20 +78,25 @@ class Report:
     def __str__(self) -> str:
         return "\n".join(shown(line, _LINE) for line in self._lines())
 
+    def _compared(self) -> list[str]:
+        compared = human_bytes(self.bytes_compared)
+        return [f"  read {compared} before, to compare tied tensors"] if self.bytes_compared else []
+
     def _lines(self) -> list[str]:
-        count, reads = _counted(len(self.files), "file"), _counted(self.reads, "read")
+        count, reads = counted(len(self.files), "file"), counted(self.reads, "read")
         read, needed, direct = map(human_bytes, (self.bytes_read, self.bytes_needed, self.direct_bytes))
         lines = [
-            f"loaded {_counted(self.parameters, 'parameter')} from {self.source} ({self.format}, {count})",
+            f"loaded {counted(self.parameters, 'parameter')} from {self.source} ({self.format}, {count})",
             f"  files: {self.selection}",
             f"  read {read} in {reads} for {needed} needed; {direct} straight into parameters, "
             f"at most {human_bytes(self.staging_peak)} staged",
+            *self._compared(),
             *(
-                f"  on {device}: {_counted(n, 'tensor')}"
+                f"  on {device}: {counted(n, 'tensor')}"
                 for device, n in self.devices.items()
                 if set(self.devices) != {"cpu"}
             ),
-            *(f"  cast {_counted(n, 'tensor')} {pair}" for pair, n in self.casts.items()),
+            *(f"  cast {counted(n, 'tensor')} {pair}" for pair, n in self.casts.items()),
             *_named("tied", [f"{a} = {b}" for a, b in self.ties.items()]),
             *_named("computed by the model", self.computed),
             *(line for why, names in by_reason(self.streamed).items() for line in _named(f"streamed ({why})", names)),
@@ -121,10 +129,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     return list(value) if isinstance(value, tuple) else value
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number:,} {what}" + "s" * (number != 1)
 
 
 def _named(what: str, names: Iterable[str]) -> list[str]:

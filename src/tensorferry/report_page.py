@@ -100,6 +100,7 @@ def _facts(report: Report) -> Iterable[str]:
         "needed": human_bytes(report.bytes_needed),
         "reads": f"{report.reads:,}",
         "straight into parameters": human_bytes(report.direct_bytes),
+        "compared for ties": human_bytes(report.bytes_compared),
         "staged at most": human_bytes(report.staging_peak),
     }
     return (f'<div><b>{_text(value)}</b><span class="dim">{_text(what)}</span></div>' for what, value in facts.items())

@@ -10,14 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, Unpack
 
-from tensorferry.checkpoint import Checkpoint, open_checkpoint
-from tensorferry.core.explain import human_bytes
+from tensorferry.checkpoint import Checkpoint, OpeningOptions, open_checkpoint, refuse_unknown_options
+from tensorferry.config import ReadOptions
+from tensorferry.core.explain import counted, human_bytes
 from tensorferry.errors import CorruptFile, LocateError, ReadError, shown
 from tensorferry.formats.file_names import format_of
 from tensorferry.manifest import Manifest, given_manifest, manifest_beside
-from tensorferry.progress import SILENT, Progress
+from tensorferry.progress import SILENT, Progress, progress_of
 from tensorferry.storage.base import File, Storage
 
 __all__ = ["FileVerified", "Verified", "verify", "verify_files"]
@@ -73,8 +74,9 @@ class Verified:
 
     def __str__(self) -> str:
         source = shown(self.source, 300)
-        count = f"{self.tensors:,} tensor" + "s" * (self.tensors != 1)
-        lines = [f"{source}: {count}, {human_bytes(self.nbytes)} ({self.format}); {self.summary}"]
+        lines = [
+            f"{source}: {counted(self.tensors, 'tensor')}, {human_bytes(self.nbytes)} ({self.format}); {self.summary}"
+        ]
         lines += [f"  {f.sha256}  {shown(f.path)}" + (f"  = {f.against}" if f.against else "") for f in self.files]
         return "\n".join([*lines, *(f"  warning: {shown(w, 1000)}" for w in self.warnings)])
 
@@ -83,8 +85,9 @@ def verify(
     path: str | os.PathLike[str],
     *,
     manifest: Mapping[str, str] | str | os.PathLike[str] | None = None,
-    progress: Progress = SILENT,
-    **opening: Any,
+    progress: Progress | bool = SILENT,
+    options: ReadOptions | None = None,
+    **opening: Unpack[OpeningOptions],
 ) -> Verified:
     """Check headers and index of the checkpoint at `path`, read every byte, and compare digests.
 
@@ -96,8 +99,10 @@ def verify(
     Raises CorruptFile naming every file that differs and both digests, LocateError where the manifest lacks a file,
     and what `open_checkpoint` raises.
     """
-    with open_checkpoint(path, **opening) as checkpoint:
-        return verify_files(checkpoint, manifest=manifest, progress=progress)
+    refuse_unknown_options(verify, opening)
+    telling = progress_of(progress)
+    with open_checkpoint(path, options=options, **opening) as checkpoint:
+        return verify_files(checkpoint, manifest=manifest, progress=telling)
 
 
 def verify_files(

@@ -48,6 +48,7 @@ def test_the_text_begins_with_what_was_loaded_read_and_checked() -> None:
         ({"ties": {"lm_head.weight": "embed.weight"}}, "tied: lm_head.weight = embed.weight"),
         ({"devices": {"cpu": 3, "cuda:0": 1231}}, "on cpu: 3 tensors"),
         ({"devices": {"cpu": 3, "cuda:0": 1231}}, "on cuda:0: 1,231 tensors"),
+        ({"bytes_compared": 2048}, "read 2.0 KiB before, to compare tied tensors"),
         ({"computed": ("rotary.inv_freq",)}, "computed by the model: rotary.inv_freq"),
         ({"streamed": {"h.0.a": "A = -exp(A_log)"}}, "streamed (A = -exp(A_log)): h.0.a"),
         ({"unexpected": ("more",)}, "unexpected, not used: more"),
@@ -95,6 +96,7 @@ KEYS = {
     "source", "format", "files", "selection", "ignored_files", "parameters", "entries", "bytes_needed", "bytes_read",
     "reads", "direct_bytes", "staging_peak", "executor", "fingerprint", "unexpected", "missing", "dropped", "ties",
     "computed", "streamed", "post_processed", "devices", "casts", "losses", "warnings", "verified", "seconds",
+    "bytes_compared",
 }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from tensorferry.core.names import fold, template_of
 from tensorferry.core.plan import Plan, Source, Step, problem_lines
 from tensorferry.errors import shown
 
-__all__ = ["explain", "human_bytes"]
+__all__ = ["counted", "explain", "human_bytes"]
 
 
 def human_bytes(n: int) -> str:
@@ -24,6 +24,15 @@ def human_bytes(n: int) -> str:
             break
         value /= 1024
     return f"{int(value)} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def counted(number: int, what: str) -> str:
+    """Return `number` of `what`, in the singular or the plural.
+
+    >>> counted(1, "file"), counted(2000, "file")
+    ('1 file', '2,000 files')
+    """
+    return f"{number:,} {what}" + "s" * (number != 1)
 
 
 @dataclass(slots=True)
@@ -47,7 +56,8 @@ def explain(plan: Plan, *, lines: int = 40) -> str:
     room = max(lines // 2, lines - 1 - len(rest))
     return "\n".join(
         [
-            f"{len(plan.parameters):,} parameters, {len(plan.steps):,} steps, {human_bytes(plan.bytes_needed)} to read",
+            f"{counted(len(plan.parameters), 'parameter')}, {counted(len(plan.steps), 'step')}, "
+            f"{human_bytes(plan.bytes_needed)} to read",
             *_cut([_line(g) for g in groups.values()], room, "sorts of step"),
             *rest,
         ]
@@ -57,11 +67,16 @@ def explain(plan: Plan, *, lines: int = 40) -> str:
 def _problems(plan: Plan) -> Sequence[str]:
     if not plan.problems:
         return ()
-    count, fatal = len(plan.problems), len(plan.fatal)
-    stops = (
-        "none of which stops" if not fatal else "all of which stop" if fatal == count else f"{fatal:,} of which stop"
-    )
-    return [f"{count:,} finding{'s' if count > 1 else ''}, {stops} the load:", *problem_lines(plan.problems, limit=12)]
+    found = f"{counted(len(plan.problems), 'finding')}, {_how_many_stop(len(plan.problems), len(plan.fatal))} the load:"
+    return [found, *problem_lines(plan.problems, limit=12)]
+
+
+def _how_many_stop(count: int, fatal: int) -> str:
+    if count == 1:
+        return "which stops" if fatal else "which does not stop"
+    if fatal in (0, count):
+        return "all of which stop" if fatal else "none of which stops"
+    return f"{fatal:,} of which {'stops' if fatal == 1 else 'stop'}"
 
 
 def _sort(step: Step) -> tuple[object, ...]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from tensorferry.core.catalogue import Catalogue, Chunk, Span, TensorEntry
 from tensorferry.errors import CorruptFile, FormatError, shown
 from tensorferry.formats.base import Selection
 from tensorferry.storage.base import Storage
 
-__all__ = ["merge", "same_values"]
+__all__ = ["ReadInto", "merge", "same_values"]
+
+ReadInto = Callable[[str, int, memoryview], None]
+"""Fills the view exactly from an offset of a path, or raises; `Storage.read_into` is one."""
 
 _BLOCK = 4 << 20
 
@@ -48,11 +51,14 @@ def merge(storage: Storage, selection: Selection, parts: Sequence[Catalogue]) ->
     )
 
 
-def same_values(storage: Storage, one: TensorEntry, other: TensorEntry) -> bool:
-    """Tell whether two entries have one dtype, shape and layout and equal bytes; reads both, block by block."""
+def same_values(read_into: ReadInto, one: TensorEntry, other: TensorEntry) -> bool:
+    """Tell whether two entries have one dtype, shape and layout and equal bytes.
+
+    Reads both, block by block, with a function like `Storage.read_into`; nothing where they are the same bytes.
+    """
     if (one.dtype, one.shape, len(one.chunks)) != (other.dtype, other.shape, len(other.chunks)):
         return False
-    return all(_same_chunk(storage, a, b) for a, b in zip(one.chunks, other.chunks, strict=True))
+    return all(_same_chunk(read_into, a, b) for a, b in zip(one.chunks, other.chunks, strict=True))
 
 
 def _settle(
@@ -67,7 +73,7 @@ def _settle(
     settled: dict[tuple[str, str], list[str]] = {}
     for name in twice:
         other = places[name]
-        if not same_values(storage, entries[name], fresh[name]):
+        if not same_values(storage.read_into, entries[name], fresh[name]):
             raise _different(name, other, entries[name], file, fresh[name])
         if selection.index is not None and selection.index.get(name) == file:
             del entries[name], places[name]
@@ -90,19 +96,21 @@ def _different(name: str, one_file: str, one: TensorEntry, other_file: str, othe
     )
 
 
-def _same_chunk(storage: Storage, one: Chunk, other: Chunk) -> bool:
+def _same_chunk(read_into: ReadInto, one: Chunk, other: Chunk) -> bool:
     if one.span is None or other.span is None or (one.box, one.strides) != (other.box, other.strides):
         return False
-    return one.span.length == other.span.length and _same_bytes(storage, one.span, other.span)
+    return one.span.length == other.span.length and (
+        one.span == other.span or _same_bytes(read_into, one.span, other.span)
+    )
 
 
-def _same_bytes(storage: Storage, one: Span, other: Span) -> bool:
+def _same_bytes(read_into: ReadInto, one: Span, other: Span) -> bool:
     size = min(one.length, _BLOCK)
     left, right = memoryview(bytearray(size)), memoryview(bytearray(size))
     for done in range(0, one.length, _BLOCK):
         length = min(_BLOCK, one.length - done)
-        storage.read_into(one.file, one.offset + done, left[:length])
-        storage.read_into(other.file, other.offset + done, right[:length])
+        read_into(one.file, one.offset + done, left[:length])
+        read_into(other.file, other.offset + done, right[:length])
         if left[:length] != right[:length]:
             return False
     return True

@@ -68,12 +68,14 @@ def open_files(
     variant: str | None = None,
     allow_patterns: Sequence[str] | None = None,
     ignore_patterns: Sequence[str] = (),
+    links_to: Sequence[str | os.PathLike[str]] = (),
     allow_pickle: bool = True,
     max_workers: int = 8,
 ) -> Opened:
     """Return the checkpoint at `path`: a folder, a weight file, or a shard index. Only headers are read.
 
-    The options are those of `selection.Wanted`. max_workers: how many headers are read at a time.
+    The options are those of `selection.Wanted`. links_to: folders that links may lead into, beside the checkpoint's
+    own. max_workers: how many headers are read at a time.
 
     Raises LocateError (nothing there, a shard is absent), FormatError (damaged, unsafe, unknown or ambiguous) and
     ConfigError (options that contradict each other or the file); each names the file.
@@ -83,8 +85,9 @@ def open_files(
     wanted = Wanted(load_format, subfolder or "", variant, allow_patterns, ignore_patterns, allow_pickle)
     if Path(path).is_file():
         _refuse_for_a_file(path, wanted)
-        return _opened(LocalStorage(Path(path).parent), wanted, Path(path).name, max_workers)
-    storage = LocalStorage(Path(path, subfolder), inside=path) if subfolder else LocalStorage(path)
+        return _opened(LocalStorage(Path(path).parent, links_to=links_to), wanted, Path(path).name, max_workers)
+    inside = path if subfolder else None
+    storage = LocalStorage(Path(path, subfolder or ""), inside=inside, links_to=links_to)
     return _opened(storage, wanted, None, max_workers)
 
 

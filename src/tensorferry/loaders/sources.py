@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tensorferry.checkpoint import Checkpoint
-from tensorferry.config import LoadConfig, ReadOptions
+from tensorferry.config import LoadConfig, ReadOptions, folders
 from tensorferry.core.catalogue import Catalogue, TensorEntry
 from tensorferry.errors import ConfigError, FormatError, shown
 from tensorferry.formats.base import Selection
@@ -108,6 +108,7 @@ def _open(source: Source, config: LoadConfig, load_format: str) -> Opened:
         variant=source.variant,
         allow_patterns=source.allow_patterns_overrides,
         ignore_patterns=() if path.is_file() else config.ignore_patterns,
+        links_to=folders("links_to", config.links_to),
         allow_pickle=source.fall_back_to_pt,
     )
 

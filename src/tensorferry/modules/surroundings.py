@@ -32,6 +32,8 @@ def usable_device(device: torch.device | str | None) -> torch.device:
     found = named_device("cpu" if device is None else device)
     if found.type == "meta":
         raise ConfigError("device 'meta': tensors there have no values; leave the device out to fill them on the CPU")
+    if found.type == "cpu" and found.index:
+        raise ConfigError(f"device {str(device)!r}: there is one CPU, 'cpu'")
     try:
         if found.type != "cpu":
             torch.empty(0, device=found)

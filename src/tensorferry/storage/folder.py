@@ -10,6 +10,7 @@ import os
 import posixpath
 import re
 import stat as modes
+from collections.abc import Sequence
 from pathlib import Path
 
 from tensorferry.errors import AccessDenied, LocateError, ReadError, UnsafeFile, shown
@@ -34,28 +35,34 @@ class Folder:
     (``models--x--y/snapshots/<revision>``), inside ``models--x--y``, where the cache keeps its blobs.
 
     given: the folder as the caller wrote it, for messages. inside: the folder that it must belong to, if it is a part
-    of another one.
+    of another one. links_to: other folders that links may end in, because the caller says so.
 
-    Raises LocateError if it is not there or not a folder, AccessDenied if it may not be looked into, UnsafeFile if it
-    is not inside.
+    Raises LocateError if one of them is not there or not a folder, AccessDenied if it may not be looked into,
+    UnsafeFile if it is not inside.
     """
 
-    __slots__ = ("_allowed", "_root", "given")
+    __slots__ = ("_allowed", "_root", "_trusted", "given")
 
-    def __init__(self, given: str | os.PathLike[str], *, inside: str | os.PathLike[str] | None = None) -> None:
+    def __init__(
+        self,
+        given: str | os.PathLike[str],
+        *,
+        inside: str | os.PathLike[str] | None = None,
+        links_to: Sequence[str | os.PathLike[str]] = (),
+    ) -> None:
         self.given = os.fspath(given)
         if "\0" in self.given:
             raise LocateError(f"{shown(self.given, 300)}: no file or folder has a NUL character in its name")
         self._root = os.path.realpath(self.given)
         self._allowed = _allowed_root(self._root)
+        self._trusted = tuple(os.path.realpath(folder) for folder in links_to)
         whole = self._allowed if inside is None else _allowed_root(os.path.realpath(inside))
-        try:
-            info = Path(self._root).stat()
-        except OSError as error:
-            raise located(error, shown(self.given, 300)) from None
-        if not modes.S_ISDIR(info.st_mode):
-            raise LocateError(f"{shown(self.given, 300)}: is not a folder")
-        if self._allowed != whole and not _inside(self._root, whole):
+        for folder, name in (
+            (self._root, self.given),
+            *zip(self._trusted, [os.fspath(each) for each in links_to], strict=True),
+        ):
+            _refuse_no_folder(folder, shown(name, 300))
+        if self._allowed != whole and not self._is_allowed(self._root, whole):
             raise _escape(shown(self.given, 300), self._root)
 
     def label(self, path: str) -> str:
@@ -83,7 +90,7 @@ class Folder:
             info = Path(real).stat()
         except OSError as error:
             raise located(error, self.label(path), _link_target(full)) from None
-        if not _inside(real, self._allowed):
+        if not self._is_allowed(real, self._allowed):
             raise _escape(self.label(path), real)
         refuse_irregular(info, self.label(path))
         return real, info
@@ -94,6 +101,9 @@ class Folder:
             return identity_of(Path(self._root, path).stat())
         except OSError:
             return None
+
+    def _is_allowed(self, real: str, folder: str) -> bool:
+        return any(_inside(real, root) for root in (folder, *self._trusted)) or real in self._trusted
 
     def _listed(self, name: str) -> File | None:
         full = posixpath.join(self._root, name)
@@ -143,10 +153,19 @@ def located(error: OSError, label: str, link: str | None = None) -> LocateError 
     )
 
 
+def _refuse_no_folder(real: str, label: str) -> None:
+    try:
+        info = Path(real).stat()
+    except OSError as error:
+        raise located(error, label) from None
+    if not modes.S_ISDIR(info.st_mode):
+        raise LocateError(f"{label}: is not a folder")
+
+
 def _escape(label: str, real: str) -> UnsafeFile:
     return UnsafeFile(
-        f"{label}: leads out of its folder, to {shown(real, 300)}; "
-        "open the folder that it points to, or put a copy in its place"
+        f"{label}: leads out of its folder, to {shown(real, 300)}; open the folder that it points to, put a copy in "
+        "its place, or say that links may lead there (links_to, on the command line --links-to)"
     )
 
 

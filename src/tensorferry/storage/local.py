@@ -54,16 +54,22 @@ class LocalStorage:
     process may open; the one that was not used for longest gives way, and must be the same file when it is opened
     again. Use the storage as a context manager, or call `close`.
 
-    inside: the folder that `root` belongs to; a `root` that links lead out of it is refused.
+    inside: the folder that `root` belongs to; a `root` that links lead out of it is refused. links_to: other folders
+    that links may lead into.
 
     Raises LocateError if `root` is not there or not a folder, AccessDenied if it may not be looked into, UnsafeFile if
     it is not inside.
     """
 
     def __init__(
-        self, root: str | os.PathLike[str], *, inside: str | os.PathLike[str] | None = None, max_open: int = 128
+        self,
+        root: str | os.PathLike[str],
+        *,
+        inside: str | os.PathLike[str] | None = None,
+        links_to: Sequence[str | os.PathLike[str]] = (),
+        max_open: int = 128,
     ) -> None:
-        self._folder = Folder(root, inside=inside)
+        self._folder = Folder(root, inside=inside, links_to=links_to)
         self._max_open = min(max_open, _most_descriptors() // _SHARE)
         self._lock = Lock()
         self._handles: OrderedDict[str, _Handle] = OrderedDict()

@@ -43,7 +43,7 @@ def test_dtypes_have_their_usual_other_names(given: str | None, meant: str | Non
     ("options", "message"),
     [
         ({"loadformat": "hf"}, "has no option 'loadformat'; did you mean 'load_format'?"),
-        ({"colour": 1}, "it takes load_format, download_dir, device, ignore_patterns, strategy, threads, progress"),
+        ({"colour": 1}, "it takes load_format, download_dir, device, ignore_patterns, links_to, strategy, threads"),
         ({"load_format": None}, "load_format None: text is expected"),
         ({"load_format": ""}, "load_format '': text is expected"),
         ({"download_dir": 3}, "download_dir 3: a path is expected, not int"),
