@@ -43,8 +43,9 @@ _SLICE_ELSEWHERE = 1 << 22
 """Elements decoded at once: few enough that what a decoder needs on the way stays in the cache of a CPU, and is
 small beside what is staged; other devices start a kernel for each operation, and take more at once."""
 
-_WORTH = 1 << 28
-"""Elements that a process decodes in torch before it starts numba, which takes about as long, and 120 MB."""
+_WORTH = 1 << 24
+"""Elements that a process decodes in torch before it starts numba, which takes a second and 120 MB: a few tensors of
+a tiny model are not worth it."""
 
 
 class _Meter:
