@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = Tokenizer(models.WordLevel({str(n): n for n in range(96)}, unk_token="0"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     folder = tmp_path_factory.mktemp("tokenizer")
-    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="0").save_pretrained(folder)
+    make: Any = PreTrainedTokenizerFast
+    make(tokenizer_object=words, unk_token="0").save_pretrained(folder)
     return folder
 
 

@@ -195,7 +195,7 @@ def test_gate_and_up_of_gpt_oss_alternate_again_and_are_transposed(kind: str, tm
 
 
 def test_packed_latent_keys_are_transposed_into_their_part_of_each_head(tmp_path: Path) -> None:
-    latent = {"kv_lora_rank": 32, "qk_nope_head_dim": 32, "v_head_dim": 8}
+    latent: dict[str, Any] = {"kv_lora_rank": 32, "qk_nope_head_dim": 32, "v_head_dim": 8}
     model = tiny("DeepSeek-V3", **latent)
     names = {
         **PLAIN, "self_attn.q_a_proj": "attn_q_a", "self_attn.q_b_proj": "attn_q_b",
@@ -206,7 +206,8 @@ def test_packed_latent_keys_are_transposed_into_their_part_of_each_head(tmp_path
     saved = checkpoint_of(model, tmp_path)
     tensors = stacked(translated({n: t for n, t in saved.items() if not n.endswith("correction_bias")}, names))
     for layer in ("0", "1"):
-        keys, values = tensors.pop(f"blk.{layer}.attn_kv_b.weight").view(4, 40, 32).split([32, 8], dim=1)
+        heads = tensors.pop(f"blk.{layer}.attn_kv_b.weight").view(4, 40, 32)
+        keys, values = heads[:, :32], heads[:, 32:]
         tensors |= {f"blk.{layer}.attn_k_b.weight": keys.transpose(1, 2), f"blk.{layer}.attn_v_b.weight": values}
     bias = "model.layers.1.mlp.gate.e_score_correction_bias"
     tensors["blk.1.exp_probs_b.bias"] = saved[bias]
@@ -218,8 +219,8 @@ def test_packed_latent_keys_are_transposed_into_their_part_of_each_head(tmp_path
         if not name.endswith("kv_b_proj.weight"):
             assert equal_bits(state[name], tensor), name
             continue
-        parts = tensor.view(4, 40, 32).split([32, 8], dim=1)
-        rows = [parts[0].transpose(1, 2), parts[1]]
+        heads = tensor.view(4, 40, 32)
+        rows = [heads[:, :32].transpose(1, 2), heads[:, 32:]]
         back = [
             torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(r.contiguous().numpy(), q8), q8)) for r in rows
         ]

@@ -13,7 +13,7 @@ from tensorferry.core.planning import make_plan
 from tensorferry.core.rules import Drop, Ignore, Join, Part, Place, Rule, Split
 from tensorferry.core.ruleset import RuleSet
 from tensorferry.core.target import Slot, TargetTensor
-from tensorferry.core.transforms import Add, Concat, Stack, Take, Transpose
+from tensorferry.core.transforms import Add, Concat, Dequantize, Stack, Take, Transpose
 from tensorferry.errors import PlanError
 from tensorferry.problems import Problem, ProblemKind
 
@@ -330,3 +330,12 @@ def test_a_transform_of_floats_may_not_turn_them_into_integers() -> None:
         catalogue_of({"w": (2,)}), target_of({"w": (2,)}, dtype="I8"), RuleSet(Place("w", "w", via=Add(1.0)))
     )
     assert only(plan).kind is ProblemKind.LOSSY_DTYPE
+
+
+def test_a_part_of_packed_rows_is_dequantized_by_itself() -> None:
+    taken = Take(Region((4, 2, 32), Box((3, 0, 0), (4, 2, 32))), (2, 32))
+    catalogue = catalogue_of({"experts": (4, 2, 32)}, dtype="Q8_0")
+    plan = make_plan(catalogue, target_of({"w": (2, 32)}), RuleSet(Place("experts", "w", via=taken)))
+    (step,) = plan.steps
+    assert (step.via, step.sources[0].region) == (Dequantize(), Region((4, 2, 32), taken.region.box))
+    assert plan.bytes_needed == 2 * 34

@@ -111,3 +111,21 @@ def test_an_unknown_operation_is_refused() -> None:
 
 def test_undoing_a_transpose_gives_the_order_back() -> None:
     assert Transpose((2, 0, 1)).inverse() == Transpose((1, 2, 0))
+
+
+def test_a_take_needs_of_an_entry_only_what_is_asked_of_it() -> None:
+    expert = Take(Region((4, 6, 5), Box((2, 0, 0), (3, 6, 5))), (6, 5))
+    assert expert.pull(Box((1, 0), (3, 5)), [spec(4, 6, 5)]) == [Box((2, 1, 0), (3, 3, 5))]
+    rows = Take(Region((8, 3), Box((4, 0), (6, 3))), (2, 3))
+    assert rows.pull(Box((1, 1), (2, 3)), [spec(8, 3)]) == [Box((5, 1), (6, 3))]
+
+
+def test_a_take_that_reshapes_needs_all_of_an_entry() -> None:
+    assert TAKE.pull(Box((0, 0), (1, 3)), [spec(4, 3)]) == [Box((0, 0), (4, 3))]
+    flat = Take(Region((4, 3), Box((0, 0), (2, 3))), (6,))
+    assert flat.pull(Box((0,), (1,)), [spec(4, 3)]) == [Box((0, 0), (4, 3))]
+
+
+def test_a_chain_that_begins_with_a_take_needs_no_more_than_that() -> None:
+    chain = Chain((Take(Region((8, 3), Box((4, 0), (6, 3))), (2, 3)), Transpose((1, 0))))
+    assert chain.pull(Box((0, 1), (3, 2)), [spec(8, 3)]) == [Box((5, 0), (6, 3))]
