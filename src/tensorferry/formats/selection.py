@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from tensorferry.errors import ConfigError, CorruptFile, FormatError, LocateError, shown
+from tensorferry.errors import AccessDenied, ConfigError, CorruptFile, FormatError, LocateError, shown
 from tensorferry.formats.base import Selection
 from tensorferry.formats.file_names import (
     CANONICAL_STEMS,
@@ -226,6 +226,8 @@ def _look_up(folder: Folder, paths: Sequence[str]) -> tuple[list[File], dict[str
     for path in paths:
         try:
             files.append(folder.find(path))
+        except AccessDenied:
+            raise  # it is there
         except LocateError as error:
             absent[path] = str(error)
             if len(absent) == _MAX_ABSENT:

@@ -109,7 +109,9 @@ class Folder:
         full = posixpath.join(self._root, name)
         try:
             info = Path(full).stat()
-        except OSError:
+        except OSError as error:
+            if error.errno in _DENIED:
+                return File(name, 0, ())  # `resolve` has the words for it
             target = _link_target(full)
             return None if target is None else File(name, 0, (), broken=target)
         if modes.S_ISDIR(info.st_mode):

@@ -156,3 +156,43 @@ def test_code_of_a_checkpoint_runs_where_it_is_trusted(monkeypatch: pytest.Monke
     model = tensorferry.load_model(folder, trust_remote_code=True)
     assert type(model).__name__ == "TinyModel"
     assert torch.equal(model.get_parameter("linear.weight"), torch.eye(2))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"attn_implementation": "kernels-community/flash-attn2"},
+        {"_attn_implementation": "someone/kernel:forward"},
+        {"attn_implementation": {"": "paged|someone/kernel"}},
+        {"experts_implementation": "someone/kernel"},
+        {"attribute_map": {"harmless": "_attn_implementation"}, "harmless": "someone/kernel"},
+    ],
+    ids=str,
+)
+def test_code_that_would_be_fetched_for_attention_or_experts_is_refused(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(tensorferry.UnsafeFile, match=r"asks to fetch and run the code '.*kern"):
+        tensorferry.load_model(edited(tmp_path, **changes))
+
+
+def test_ways_of_computing_that_transformers_brings_are_as_configured(tmp_path: Path) -> None:
+    model = tensorferry.load_model(edited(tmp_path, attn_implementation="eager"))
+    assert model.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("value", [3, ["llama"], {}, True])
+def test_a_model_type_that_is_no_text_is_refused(value: object, tmp_path: Path) -> None:
+    with pytest.raises(tensorferry.TensorferryError):
+        tensorferry.load_model(edited(tmp_path, model_type=value, architectures=None))
+
+
+def test_a_config_that_may_not_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = saved("Llama", tmp_path)
+
+    def refused(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", refused)
+    with pytest.raises(tensorferry.AccessDenied, match=r"config\.json: Permission denied"):
+        tensorferry.load_model(folder)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import struct
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,15 @@ from safetensors.torch import save_file
 
 from helpers.checkpoints import ar, write_index, write_safetensors
 from tensorferry.core.catalogue import Catalogue
-from tensorferry.errors import ConfigError, CorruptFile, FormatError, LocateError, ReadError, UnknownFormat
+from tensorferry.errors import (
+    AccessDenied,
+    ConfigError,
+    CorruptFile,
+    FormatError,
+    LocateError,
+    ReadError,
+    UnknownFormat,
+)
 from tensorferry.formats import opening
 from tensorferry.formats.opening import Opened, file_format, open_files
 from tensorferry.storage.base import File, Storage
@@ -271,3 +282,39 @@ def test_nothing_of_it_imports_torch() -> None:
     code = "import sys, tensorferry.formats.opening, tensorferry.formats.download; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_a_file_that_may_not_be_read_is_told_from_one_that_is_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Links into closed folders; the one who runs the tests may be let into everything, so it is made up."""
+    sharded(tmp_path)
+    (tmp_path / "closed").mkdir()
+    (tmp_path / "model.safetensors").symlink_to("closed/w.safetensors")
+    there = Path.stat
+
+    def stat(path: Path, **options: bool) -> os.stat_result:
+        if path.name in ("model.safetensors", "w.safetensors", B):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return there(path, **options)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    with pytest.raises(AccessDenied, match=f"{B}.*Permission denied"):
+        open_files(tmp_path)
+    (tmp_path / INDEX).unlink()
+    with pytest.raises(AccessDenied, match=r"Permission denied"):
+        open_files(tmp_path, allow_patterns=["model.safetensors"])
+
+
+def test_a_sub_folder_that_may_not_be_looked_into_is_no_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "closed").mkdir()
+    there = Path.iterdir
+
+    def iterdir(path: Path) -> Iterator[Path]:
+        if path.name == "closed":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return there(path)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    with pytest.raises(LocateError, match="There is no weight file"):
+        open_files(tmp_path)

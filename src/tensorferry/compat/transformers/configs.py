@@ -17,6 +17,7 @@ from tensorferry.core.catalogue import Catalogue
 from tensorferry.core.dtypes import Kind
 from tensorferry.errors import ConfigError, CorruptFile, LocateError, UnsafeFile, shown
 from tensorferry.numerics.torch_dtypes import torch_dtype
+from tensorferry.storage.folder import located
 
 __all__ = ["ConfigFile", "chosen_class", "chosen_dtype", "loaded_config", "refuse_impossible"]
 
@@ -80,6 +81,8 @@ def _read(path: Path) -> dict[str, Any]:
         raise CorruptFile(f"{path} has {path.stat().st_size:,} bytes: no config.json is larger than {MAX_BYTES:,}")
     try:
         data = json.loads(path.read_bytes())
+    except OSError as error:
+        raise located(error, shown(str(path), 300)) from None
     except (ValueError, RecursionError) as error:
         raise CorruptFile(f"{path} is no JSON: {error}") from None
     if not isinstance(data, dict):
@@ -89,10 +92,12 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _walk(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield every key and value, those of inner objects too."""
-    for key, value in data.items():
-        yield key, value
-        if isinstance(value, dict):
-            yield from _walk(value)
+    inner: list[Mapping[str, Any]] = [data]
+    while inner:
+        for key, value in inner.pop().items():
+            yield key, value
+            if isinstance(value, dict):
+                inner.append(value)
 
 
 def loaded_config(file: ConfigFile, auto_class: type | str | None = None, *, trust_remote_code: bool) -> Any:
@@ -104,15 +109,41 @@ def loaded_config(file: ConfigFile, auto_class: type | str | None = None, *, tru
     from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    kind = file.data.get("model_type")
+    said = file.data.get("model_type")
+    kind = said if isinstance(said, str) else None
     if kind not in CONFIG_MAPPING and file.custom_code and not trust_remote_code:
         raise _needs_code(file)
     remote = trust_remote_code and bool(file.custom_code)
     maker: Any = AutoConfig if remote or kind in CONFIG_MAPPING else _config_class(file, auto_class) or AutoConfig
     try:
-        return maker.from_pretrained(os.fspath(file.folder), trust_remote_code=remote, local_files_only=True)
+        config = maker.from_pretrained(os.fspath(file.folder), trust_remote_code=remote, local_files_only=True)
     except Exception as error:  # its many configurations validate with errors of their own
         raise ConfigError(f"{file.path}: transformers does not take it: {shown(str(error), 500)}") from error
+    if not trust_remote_code:
+        _refuse_kernels(config, file)
+    return config
+
+
+def _refuse_kernels(config: Any, file: ConfigFile) -> None:
+    """Raise UnsafeFile where attention or experts are to be computed by code that transformers would fetch and run.
+
+    The object is asked, and not the file, for a file can give its attributes other names.
+    """
+    seen: set[int] = set()
+    left = [config]
+    while left:
+        part = left.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        for name, value in vars(part).items():
+            if "implementation" in name and "/" in str(value):
+                raise UnsafeFile(
+                    f"{file.path}: asks to fetch and run the code {shown(str(value))!r} ({shown(name)}): take that out "
+                    "of it, or pass trust_remote_code=True if you trust it"
+                )
+            if hasattr(value, "to_diff_dict"):
+                left.append(value)
 
 
 def _config_class(file: ConfigFile, auto_class: type | str | None) -> Any:

@@ -155,7 +155,7 @@ def build(kind: type[nn.Module], config: Any, dtype: torch.dtype) -> nn.Module:
     try:
         with internals.construction(kind, dtype):
             model = kind(copy.deepcopy(config))
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError, RuntimeError, ArithmeticError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, ImportError, RuntimeError, ArithmeticError) as error:
         raise ConfigError(
             f"{kind.__name__} cannot be built from its configuration: {shown(str(error), 500)}"
         ) from error
