@@ -168,7 +168,8 @@ def test_phi_3_has_its_factors_from_tensors_and_no_window_where_it_is_zero() -> 
 def test_the_scaling_of_llama_3_is_found_from_its_table() -> None:
     expected = llama3_parameters(factor=32.0, original=8192)
     table = divisors_of(expected, 5e5, 64)
-    found = made("llama", {**SIZES, "rope.freq_base": 5e5, "context_length": 131072}, rope_freqs=table)
+    keys = {**SIZES, "rope.freq_base": 5e5, "context_length": 131072, "attention.key_length": 128}
+    found = made("llama", keys, rope_freqs=table)
     assert found.config["rope_parameters"] == {"rope_theta": 5e5, **expected}
     assert found.origin["rope_parameters"] == "inferred"
 
@@ -202,3 +203,24 @@ def test_head_counts_that_differ_by_layer_are_refused_and_equal_ones_are_taken()
 def test_sizes_of_nothing_are_refused(key: str) -> None:
     with pytest.raises(ConfigError):
         made("llama", {**SIZES, key: 0})
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"rope.scaling.type": "spiral"}, "rope.scaling.type 'spiral' is not known"),
+        ({"rope.scaling.type": "linear"}, "rope.scaling.factor must be positive, found None"),
+        ({"rope.scaling.type": "yarn", "rope.scaling.factor": -2.0}, "rope.scaling.factor must be positive, found -2"),
+        ({"attention.head_count_kv": 0}, "0 heads of keys for 4 of queries"),
+        ({"attention.head_count_kv": 8}, "8 heads of keys for 4 of queries"),
+    ],
+)
+def test_what_would_go_wrong_later_is_refused_in_words(keys: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        made("llama", {**SIZES, **keys})
+
+
+@pytest.mark.parametrize("table", [[1.0, 8.0], [1.0, float("nan"), 2.0, 3.0], [1.0, 0.0, 2.0, 3.0]])
+def test_a_table_that_cannot_be_divisors_is_refused(table: list[float]) -> None:
+    with pytest.raises(ConfigError, match="must hold 4 positive divisors"):
+        made("llama", SIZES, rope_freqs=table)

@@ -86,6 +86,8 @@ def _by_sigmoid(found: Collector) -> bool:
 def _heads(found: Collector) -> None:
     heads, width = found.config["num_attention_heads"], found.config["hidden_size"]
     shared = found.get("attention.head_count_kv")
+    if shared is not None and not 0 < shared <= heads:
+        raise ConfigError(f"{found.metadata!r}: {shared:,} heads of keys for {heads:,} of queries")
     found.set("inferred" if shared is None else "read", num_key_value_heads=heads if shared is None else shared)
     extent = found.get("attention.key_length")
     found.set("inferred" if extent is None else "read", head_dim=width // heads if extent is None else extent)

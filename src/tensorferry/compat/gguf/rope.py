@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tensorferry.compat.gguf.collecting import Collector, Origin
+from tensorferry.errors import ConfigError, shown
 
 __all__ = ["divisors_of", "llama3_parameters", "rotary"]
 
@@ -20,11 +21,13 @@ def rotary(found: Collector, *, theta: float = 10000.0) -> tuple[dict[str, Any],
     parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": theta if base is None else base}
     origin: Origin = "assumed" if base is None else "read"
     kind = found.metadata.text(f"{found.architecture}.rope.scaling.type") or "none"
+    if kind not in ("none", "linear", "yarn", "longrope"):
+        raise ConfigError(f"rope.scaling.type {shown(kind)!r} is not known here: give a configuration")
     linear = found.get("rope.scale_linear", "number")
     if kind == "linear" or (kind == "none" and linear not in (None, 1.0)):
-        parameters |= {"rope_type": "linear", "factor": found.get("rope.scaling.factor", "number") or linear}
+        parameters |= {"rope_type": "linear", "factor": _positive(found, linear)}
     elif kind == "yarn":
-        parameters |= _yarn(found)
+        parameters |= {**_yarn(found), "factor": _positive(found)}
     elif kind == "longrope" or "rope_factors_long.weight" in found.values:
         parameters |= _long(found)
     elif divisors := found.values.get("rope_freqs.weight"):
@@ -32,9 +35,17 @@ def rotary(found: Collector, *, theta: float = 10000.0) -> tuple[dict[str, Any],
     return parameters, origin
 
 
+def _positive(found: Collector, otherwise: float | None = None) -> float:
+    """Return the factor of a scaling. Raises ConfigError where there is none that could be one."""
+    factor = found.get("rope.scaling.factor", "number") or otherwise
+    if factor is None or not 0 < factor < math.inf:
+        raise ConfigError(f"{found.architecture}.rope.scaling.factor must be positive, found {factor}")
+    return float(factor)
+
+
 def _yarn(found: Collector) -> dict[str, Any]:
     keys = {
-        "factor": "rope.scaling.factor", "beta_fast": "rope.scaling.yarn_beta_fast",
+        "beta_fast": "rope.scaling.yarn_beta_fast",
         "beta_slow": "rope.scaling.yarn_beta_slow", "attention_factor": "rope.scaling.yarn_attn_factor",
     }  # fmt: skip
     read = {name: found.get(key, "number") for name, key in keys.items()}
@@ -49,6 +60,8 @@ def _yarn(found: Collector) -> dict[str, Any]:
 def _long(found: Collector) -> dict[str, Any]:
     original = found.get("rope.scaling.original_context_length") or found.get("context_length")
     factors = {end: list(found.values.get(f"rope_factors_{end}.weight", ())) for end in ("long", "short")}
+    if not original or original < 2:
+        raise ConfigError(f"{found.architecture}.rope.scaling.original_context_length is {original}")
     attention = found.get("rope.scaling.attn_factor", "number")
     if attention is not None and math.isclose(attention, _usual_attention(found, original), rel_tol=1e-5):
         attention = None
@@ -73,6 +86,9 @@ def _nice(value: float) -> float:
 
 def _divided(divisors: Sequence[float], theta: float, found: Collector) -> dict[str, Any]:
     """Return the parameters behind a table of divisors: Llama 3's where they make it, else the table itself."""
+    rotated = found.get("rope.dimension_count") or found.config["head_dim"]
+    if len(divisors) != rotated // 2 or not all(0 < value < math.inf for value in divisors):
+        raise ConfigError(f"rope_freqs.weight must hold {rotated // 2} positive divisors: give a configuration")
     if all(value == 1.0 for value in divisors):
         return {}
     context = found.get("context_length") or 8192

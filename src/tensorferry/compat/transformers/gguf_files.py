@@ -9,13 +9,16 @@ from typing import Any
 
 from tensorferry.compat.gguf.collecting import InferredConfig
 from tensorferry.compat.gguf.configs import SMALL_TENSORS, infer_config
-from tensorferry.core.catalogue import Catalogue
+from tensorferry.core.catalogue import Catalogue, TensorEntry
+from tensorferry.core.dtypes import Kind
 from tensorferry.errors import ConfigError, PlanError, shown
 from tensorferry.execute.simple import read_entry
 from tensorferry.formats.gguf_header import read_metadata
 from tensorferry.storage.local import LocalStorage
 
 __all__ = ["config_from_file", "differences", "inferred", "is_gguf"]
+
+_MOST_FREQUENCIES = 4096
 
 
 def is_gguf(catalogue: Catalogue) -> bool:
@@ -34,8 +37,16 @@ def inferred(folder: Path, catalogue: Catalogue) -> InferredConfig:
     with LocalStorage(folder) as storage:
         metadata = read_metadata(storage, storage.stat(first))
         small = [catalogue[name] for name in SMALL_TENSORS if name in catalogue]
-        values: dict[str, Sequence[float]] = {e.name: read_entry(storage, e).float().tolist() for e in small}
+        values = {entry.name: _values(storage, entry) for entry in small}
     return infer_config(metadata, catalogue, values)
+
+
+def _values(storage: LocalStorage, entry: TensorEntry) -> Sequence[float]:
+    if len(entry.shape) != 1 or entry.shape[0] > _MOST_FREQUENCIES or entry.dtype.kind is not Kind.FLOAT:
+        what = f"{entry.dtype} {list(entry.shape)}"
+        raise ConfigError(f"{entry.name}: a vector of at most {_MOST_FREQUENCIES} numbers is expected, found {what}")
+    values: Sequence[float] = read_entry(storage, entry).float().tolist()
+    return values
 
 
 def config_from_file(found: InferredConfig) -> Any:
