@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypedDict
 
-from tensorferry.config import ReadOptions, folders
+from tensorferry.config import Folders, ReadOptions, folders
 from tensorferry.core.catalogue import Catalogue, TensorEntry, refuse_unknown
 from tensorferry.core.names import nearest
 from tensorferry.errors import AccessDenied, ConfigError, LocateError, PlanError, shown
@@ -30,7 +30,7 @@ class OpeningOptions(TypedDict, total=False):
     variant: str | None
     allow_patterns: Sequence[str] | None
     ignore_patterns: Sequence[str]
-    links_to: Sequence[str | os.PathLike[str]]
+    links_to: Folders
 
 
 class Checkpoint:
@@ -143,15 +143,15 @@ def open_checkpoint(
     variant: str | None = None,
     allow_patterns: Sequence[str] | None = None,
     ignore_patterns: Sequence[str] = (),
-    links_to: Sequence[str | os.PathLike[str]] = (),
+    links_to: Folders = (),
     options: ReadOptions | None = None,
 ) -> Checkpoint:
     """Open the checkpoint at `path`: a folder, a weight file or a shard index. Reads headers only.
 
     load_format: auto, hf, safetensors, mistral, pt or gguf. variant: such as ``fp16`` in ``model.fp16.safetensors``.
     allow_patterns: file name patterns that override the choice; ignore_patterns: files that are not looked at.
-    links_to: folders that links may lead into, such as a store that several checkpoints share; elsewhere, links that
-    lead out of the checkpoint's folder are refused.
+    links_to: a folder or several that links may lead into, such as a store that several checkpoints share; without it,
+    links that lead out of the checkpoint's folder are refused.
 
     Raises LocateError (nothing there, or a shard is absent), FormatError (damaged, unsafe, unknown), ConfigError.
     """
@@ -196,4 +196,5 @@ def _refuse_absent(path: str | os.PathLike[str]) -> None:
         kind = AccessDenied if isinstance(error, PermissionError) else LocateError
         raise kind(f"{where}: {error.strerror}") from None
     if not there:
-        raise LocateError(f"{where}: there is no such file or folder")
+        hint = "; names on the Hub are for load_model and get_model_loader" if given.count("/") == 1 else ""
+        raise LocateError(f"{where}: there is no such file or folder{hint}")

@@ -12,12 +12,24 @@ from tensorferry.core.names import nearest
 from tensorferry.core.plan import Strictness
 from tensorferry.errors import ConfigError, shown
 
-__all__ = ["LoadConfig", "LoaderUse", "ModelConfig", "ReadOptions", "Strategy", "expect", "folders", "options_of"]
+__all__ = [
+    "Folders",
+    "LoadConfig",
+    "LoaderUse",
+    "ModelConfig",
+    "ReadOptions",
+    "Strategy",
+    "expect",
+    "folders",
+    "options_of",
+]
 
 KIB, MIB = 1 << 10, 1 << 20
 
 Strategy = Literal["lazy", "eager", "prefetch"]
 LoaderUse = Literal["trace", "stream"]
+Folders = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+"""One folder or several."""
 
 _DTYPES = {
     "float16": "float16", "half": "float16", "bfloat16": "bfloat16", "float32": "float32", "float": "float32",
@@ -84,7 +96,7 @@ class LoadConfig:
     download_dir: str | None = None
     device: str | None = None
     ignore_patterns: Sequence[str] = ("original/*",)
-    links_to: Sequence[str | os.PathLike[str]] = ()
+    links_to: Folders = ()
     strategy: Strategy = "lazy"
     threads: int = 0
     progress: bool = False
@@ -229,7 +241,9 @@ def _patterns(name: str, value: object) -> tuple[str, ...]:
 def folders(name: str, value: object) -> tuple[str, ...]:
     """Return one folder or several as text; raises ConfigError for what is none."""
     several = [value] if isinstance(value, str | os.PathLike) else value
-    if not isinstance(several, Sequence) or not all(_path(name, v) for v in several):
+    if not isinstance(several, Sequence) or not all(
+        isinstance(v, str | os.PathLike) and _path(name, v) for v in several
+    ):
         raise ConfigError(f"{name} {value!r}: a folder or a list of them is expected")
     return tuple(map(os.fspath, several))
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 import posixpath
+import re
 from collections.abc import Sequence
+from typing import Any
 
+from tensorferry.errors import ConfigError, shown
 from tensorferry.formats.file_names import is_side_file, matches_any
 from tensorferry.formats.index import check_index_size, parse_index
 from tensorferry.formats.selection import Wanted, choose
 from tensorferry.storage.base import File
 from tensorferry.storage.hub import Listing, Snapshot, fetch_snapshot
 
-__all__ = ["download"]
+__all__ = ["download", "local_path"]
 
+_HUB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*/[A-Za-z0-9._-]+")
+_CHOOSING = ("load_format", "subfolder", "variant", "allow_patterns", "ignore_patterns")
 _NESTED_SIDE_FILES = (".py", ".jinja")
 
 
@@ -47,6 +52,22 @@ def download(
         token=token,
         local_files_only=local_files_only,
     )
+
+
+def local_path(path: str | os.PathLike[str], *, revision: str | None = None, **choosing: Any) -> str | os.PathLike[str]:
+    """Return `path` where something lies there, else the folder of the Hub's cache for the repository of that name.
+
+    Only text that could be a name is one: ``owner/model``, not a Path, nor what begins with a dot or a
+    slash. choosing: options of `download`, and of `open_files`, of which those that choose files are used.
+    Raises ConfigError for a revision of what lies here, and what `download` raises.
+    """
+    here = os.path.lexists(path) if isinstance(path, str | os.PathLike) else True
+    if not isinstance(path, str) or here or not _HUB_NAME.fullmatch(path):
+        if revision is not None:
+            raise ConfigError(f"revision {shown(revision)!r}: of a name on the Hub, and {path} is a path here")
+        return path
+    used = {key: value for key, value in choosing.items() if key in _CHOOSING and value is not None}
+    return download(path, revision=revision, **used).path
 
 
 def _chosen(listing: Listing, wanted: Wanted) -> list[str]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import nn
@@ -21,9 +22,11 @@ from tensorferry.modules.surroundings import building, usable_device
 from tensorferry.progress import SILENT, Progress, for_stream
 from tensorferry.report import Report
 
-__all__ = ["BaseModelLoader", "Build", "NoOptions", "timed"]
+__all__ = ["BaseModelLoader", "Build", "NoOptions", "checked", "timed"]
 
 logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 Build = Callable[[ModelConfig], nn.Module]
 """Makes a model, empty or with values that loading will replace. Called with the dtype and the device set."""
@@ -43,7 +46,7 @@ class BaseModelLoader(ABC):
     Options: ClassVar[type[Any]] = NoOptions
 
     def __init__(self, load_config: LoadConfig | None = None) -> None:
-        self.load_config = load_config or LoadConfig()
+        self.load_config = LoadConfig() if load_config is None else checked("load_config", load_config, LoadConfig)
         what = f"load_format {self.load_config.load_format!r}"
         self.options: Any = options_of(self.Options, self.load_config.options, what=what)
         self.report: Report | None = None
@@ -72,6 +75,7 @@ class BaseModelLoader(ABC):
         current one, `build` is called (by default `self.build`) → `load_weights` → ``process_weights_after_loading``
         of each module that has not run it → ``eval()``.
         """
+        checked("model_config", model_config, ModelConfig)
         seconds: dict[str, float] = {}
         dtype = None if model_config.dtype is None else getattr(torch, model_config.dtype)
         with timed(seconds, "initialize"), building(dtype), self.device:
@@ -105,6 +109,18 @@ def timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
         yield
     finally:
         seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - began
+
+
+def checked(name: str, value: object, kind: type[_T]) -> _T:
+    """Return `value`, or raise ConfigError where it is no `kind`, which is made by hand or of plain data."""
+    if isinstance(value, kind):
+        return value
+    hint = ""
+    if isinstance(value, Mapping):
+        hint = f": {kind.__name__}.from_dict(...) takes plain data"
+    elif kind is ModelConfig and isinstance(value, str | os.PathLike):
+        hint = f": ModelConfig({os.fspath(value)!r})"
+    raise ConfigError(f"{name}: a {kind.__name__} is expected, not {type(value).__name__}{hint}")
 
 
 def _built(build: Build, model_config: ModelConfig) -> nn.Module:

@@ -18,20 +18,21 @@ from tensorferry.api import Prepared
 from tensorferry.checkpoint import Checkpoint
 from tensorferry.config import LoadConfig
 from tensorferry.core.catalogue import Catalogue
+from tensorferry.core.explain import counted
 from tensorferry.core.names import nearest
-from tensorferry.core.plan import Dropped, Plan, Strictness, describe_problems
-from tensorferry.core.rules import compiled
+from tensorferry.core.plan import Plan, Strictness, describe_problems
 from tensorferry.core.ruleset import COMMON_LEFTOVERS
 from tensorferry.core.schedule import Schedule
 from tensorferry.core.target import Target
 from tensorferry.core.transforms import TensorSpec
+from tensorferry.core.unused import unused_patterns
 from tensorferry.errors import FinalizeError, PlanError, shown
 from tensorferry.execute.base import Counters, Executor, OnReady, Parameters
 from tensorferry.loaders.strategies import executor_for, streamed
 from tensorferry.loaders.writes import Share, Watch
 from tensorferry.modules.describe import describe
 from tensorferry.modules.materialize import Materialized
-from tensorferry.modules.trace import Traced, stream_opaque, trace
+from tensorferry.modules.trace import Traced, ignored_by_loader, stream_opaque, trace
 from tensorferry.problems import Problem, ProblemKind
 from tensorferry.progress import SILENT, Progress
 from tensorferry.report import Report
@@ -39,7 +40,6 @@ from tensorferry.storage.base import Storage
 
 __all__ = ["SelfLoad", "brings_own_loader", "prepare_own"]
 
-_IGNORED = "the model's loader ignores it"
 _HINTED = 20
 """Missing names that similar ones are looked up for; that takes a while each."""
 
@@ -57,7 +57,8 @@ def prepare_own(model: nn.Module, checkpoint: Checkpoint, config: LoadConfig, st
         traced = trace(model, checkpoint.catalogue, strict=strict)
     else:
         traced = _all_streamed(target, checkpoint.catalogue)
-    plan = _with_unexpected(traced.plan, strict)
+    findings = (*traced.plan.problems, *unused_patterns(strict, target))
+    plan = replace(traced.plan, problems=findings)
     notes = _unknown(traced.loaded or (), target)
     if traced.fallback is not None:
         notes = [f"the model's load_weights could not be traced: it {traced.fallback}"]
@@ -147,10 +148,7 @@ class SelfLoad:
         self._refuse(parameters)
 
     def _note_unexpected(self, unused: Sequence[str]) -> None:
-        fatal = self.strict.unexpected == "error"
-        for name in unused:
-            if COMMON_LEFTOVERS.route(name) is None:
-                self.problems.append(Problem(ProblemKind.UNEXPECTED, name, _IGNORED, fatal=fatal))
+        self.problems += [ignored_by_loader(n, self.strict) for n in unused if COMMON_LEFTOVERS.route(n) is None]
 
     def _note_missing(self, opaque: Sequence[str], written: Mapping[str, Share], claimed: set[str]) -> None:
         short = [n for n in opaque if n in written and written[n].written < written[n].total]
@@ -163,14 +161,15 @@ class SelfLoad:
             detail = "the model's load_weights says that it loaded it, and wrote nothing to it"
         else:
             detail = "the model's load_weights wrote nothing to it"
-        fatal = self.strict.missing == "error" and not _may_miss(name, self.strict)
+        fatal = self.strict.missing == "error" and not self.strict.lets_miss(name)
         return Problem(ProblemKind.MISSING, name, detail, fatal=fatal)
 
     def _refuse(self, parameters: Parameters) -> None:
         fatal = [p for p in self.problems if p.fatal]
         if fatal:
             lines = describe_problems(fatal).splitlines()[1:]
-            head = f"the model's load_weights and the checkpoint do not fit: {len(fatal)} problems, found after loading"
+            count = counted(len(fatal), "problem")
+            head = f"the model's load_weights and the checkpoint do not fit: {count}, found after loading"
             raise PlanError("\n".join([head, *lines]), fatal)
         given = parameters.given_memory if isinstance(parameters, Materialized) else set()
         empty = [p.subject for p in self.problems if p.kind is ProblemKind.MISSING and p.subject in given]
@@ -185,20 +184,6 @@ def _all_streamed(target: Target, catalogue: Catalogue) -> Traced:
     owned = {t.name: TensorSpec(t.dtype, t.shape) for t in target.values() if t.alias_of is None}
     aliases = {t.name: t.alias_of for t in target.values() if t.alias_of is not None}
     return Traced(Plan((), owned, aliases), dict.fromkeys(owned, "streaming was asked for"), tuple(catalogue))
-
-
-def _with_unexpected(plan: Plan, strict: Strictness) -> Plan:
-    """Return `plan` with what the loader ignores as unexpected, as in any other plan, but for common leftovers."""
-    dropped: list[Dropped] = []
-    unexpected: list[Problem] = []
-    for name, why in plan.dropped:
-        route = COMMON_LEFTOVERS.route(name)
-        if why != _IGNORED or route is not None:
-            dropped.append(Dropped(name, (route.ignorable if route else None) or why))
-        else:
-            unexpected.append(Problem(ProblemKind.UNEXPECTED, name, _IGNORED, fatal=strict.unexpected == "error"))
-    problems = (*_with_near(plan.problems, unexpected), *unexpected)
-    return replace(plan, dropped=tuple(dropped), problems=problems)
 
 
 def _with_near(problems: Sequence[Problem], unexpected: Sequence[Problem]) -> list[Problem]:
@@ -226,7 +211,3 @@ def _unknown(claimed: Iterable[str], target: Target) -> list[str]:
         return []
     listed = ", ".join(map(shown, unknown[:5]))
     return [f"load_weights says that it loaded {listed}, which the model does not have"]
-
-
-def _may_miss(name: str, strict: Strictness) -> bool:
-    return any(compiled(pattern).fullmatch(name) for pattern in strict.may_miss)

@@ -12,7 +12,7 @@ from tensorferry.config import LoadConfig
 from tensorferry.core.names import nearest
 from tensorferry.errors import ConfigError, shown
 from tensorferry.formats.file_names import LOAD_FORMATS
-from tensorferry.loaders.base import BaseModelLoader
+from tensorferry.loaders.base import BaseModelLoader, checked
 
 __all__ = ["GROUP", "LOADERS", "get_model_loader", "known_formats", "register_model_loader"]
 
@@ -36,10 +36,10 @@ _L = TypeVar("_L", bound=type[BaseModelLoader])
 def get_model_loader(load_config: LoadConfig) -> BaseModelLoader:
     """Return the loader that `load_config` asks for.
 
-    Raises ConfigError for a load_format that nobody offers, naming those that there are; for one that several offer;
-    and for options that the loader does not take.
+    Raises ConfigError for what is no LoadConfig; for a load_format that nobody offers, naming those that there are; for
+    one that several offer; and for options that the loader does not take.
     """
-    return _class_for(load_config.load_format)(load_config)
+    return _class_for(checked("load_config", load_config, LoadConfig).load_format)(load_config)
 
 
 def register_model_loader(name: str) -> Callable[[_L], _L]:

@@ -92,7 +92,7 @@ def owner_of(target: Target, name: str) -> str:
 
 def _slots(place: Place, shape: tuple[int, ...]) -> Mapping[str, Slot]:
     if isinstance(place.module, DeclaresSlots):
-        declared = place.module.tensor_slots()
+        declared = _declared(place.module)
         unknown = declared.keys() - place.module._parameters.keys() - place.module._buffers.keys()
         if unknown:
             whose = place.name.removesuffix(place.leaf) + min(unknown)
@@ -100,6 +100,27 @@ def _slots(place: Place, shape: tuple[int, ...]) -> Mapping[str, Slot]:
         if place.leaf in declared:
             return declared[place.leaf]
     return {"": Slot.whole(shape, also=_scalars(shape))}
+
+
+def _declared(module: DeclaresSlots) -> Mapping[str, Mapping[str, Slot]]:
+    """Return what a layer declares; raises PlanError for what are no slots, saying what is expected."""
+    declared: object = module.tensor_slots()
+    who = f"tensor_slots of {type(module).__name__}"
+    if not isinstance(declared, Mapping):
+        raise PlanError(f"{who} returns {_kind(declared)}, not a mapping of parameters to their slots")
+    for parameter, slots in declared.items():
+        if not isinstance(slots, Mapping):
+            raise PlanError(f"{who} gives {parameter!r} {_kind(slots)}, not a mapping of slot names to Slots")
+        for name, slot in slots.items():
+            if not isinstance(slot, Slot) or not isinstance(name, str):
+                raise PlanError(
+                    f"{who} gives {parameter!r} {name!r}: {_kind(slot)}, where a name and a Slot are expected"
+                )
+    return declared
+
+
+def _kind(value: object) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
 
 
 def _scalars(shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:

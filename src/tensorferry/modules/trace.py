@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -19,7 +19,8 @@ from tensorferry.core.boxes import strides_of
 from tensorferry.core.catalogue import Catalogue, TensorEntry
 from tensorferry.core.dtypes import Cast, cast_kind
 from tensorferry.core.plan import Dropped, Plan, Step, Strictness
-from tensorferry.core.rules import compiled
+from tensorferry.core.ruleset import COMMON_LEFTOVERS
+from tensorferry.core.strays import suggestions
 from tensorferry.core.target import Target, TargetTensor
 from tensorferry.core.transforms import TensorSpec
 from tensorferry.errors import ConfigError, FinalizeError, shown
@@ -32,7 +33,7 @@ from tensorferry.modules.views import Copy, TooScattered
 from tensorferry.numerics.torch_dtypes import dtype_of
 from tensorferry.problems import Problem, ProblemKind
 
-__all__ = ["LoadWeights", "Traced", "stream_opaque", "trace"]
+__all__ = ["LoadWeights", "Traced", "ignored_by_loader", "stream_opaque", "trace"]
 
 _log = logging.getLogger(__name__)
 
@@ -255,8 +256,7 @@ class _Account:
         total = prod(wanted.shape)
         if covered == total:
             return
-        allowed = any(compiled(p).fullmatch(wanted.name) for p in self.strict.may_miss)
-        fatal = self.strict.missing == "error" and not allowed
+        fatal = self.strict.missing == "error" and not self.strict.lets_miss(wanted.name)
         detail = f"the model's loader fills {covered:,} of its {total:,} elements" if covered else ""
         self.problems.append(Problem(ProblemKind.MISSING, wanted.name, detail, fatal=fatal))
 
@@ -282,12 +282,30 @@ class _Account:
         self.steps.sort(key=lambda s: self.order[s.sources[0].entry.name] if s.sources else -1)
         used = {s.entry.name for step in self.steps for s in step.sources} | self.stream
         seen = {name for memory in run.memory.values() for name in memory.contents.taint}
-        dropped = tuple(Dropped(name, _why_dropped(name in seen)) for name in self.order if name not in used)
-        return Plan(tuple(self.steps), *_described(self.target), dropped, tuple(self.problems))
+        dropped, unexpected = [], []
+        for name in (n for n in self.order if n not in used):
+            route = COMMON_LEFTOVERS.route(name)
+            if name in seen:
+                dropped.append(Dropped(name, "what the model's loader copies of it is overwritten later"))
+            elif route is not None:
+                dropped.append(Dropped(name, route.ignorable or ""))
+            else:
+                unexpected.append(ignored_by_loader(name, self.strict))
+        problems = (*_with_near(self.problems, unexpected), *unexpected)
+        return Plan(tuple(self.steps), *_described(self.target), tuple(dropped), problems)
 
 
-def _why_dropped(seen: bool) -> str:
-    return "what the model's loader copies of it is overwritten later" if seen else "the model's loader ignores it"
+def ignored_by_loader(name: str, strict: Strictness) -> Problem:
+    """Return the finding of an entry that a model's own loader takes nothing of: unexpected, as in any other plan."""
+    fatal = strict.unexpected == "error"
+    return Problem(ProblemKind.UNEXPECTED, name, "the model's loader ignores it", fatal=fatal)
+
+
+def _with_near(problems: Sequence[Problem], unexpected: Sequence[Problem]) -> list[Problem]:
+    """Return `problems`, the missing ones with the unexpected names that may have been meant."""
+    missing = [p.subject for p in problems if p.kind is ProblemKind.MISSING]
+    near = suggestions(missing if unexpected else (), [p.subject for p in unexpected])
+    return [replace(p, near=near.get(p.subject, p.near)) for p in problems]
 
 
 def _described(target: Target) -> tuple[Mapping[str, TensorSpec], Mapping[str, str]]:

@@ -15,7 +15,7 @@ from torch import nn
 
 from tensorferry.core.catalogue import Catalogue
 from tensorferry.core.dtypes import Kind
-from tensorferry.errors import ConfigError, CorruptFile, LocateError, UnsafeFile, shown
+from tensorferry.errors import ConfigError, CorruptFile, FormatError, LocateError, UnsafeFile, shown
 from tensorferry.numerics.torch_dtypes import torch_dtype
 from tensorferry.storage.folder import located
 
@@ -25,6 +25,10 @@ MAX_BYTES = 16 << 20
 MAX_LABELS = 1_000_000
 MAX_EXPERTS = 100_000
 _LAYERS = re.compile(r"(^|_)(layers?|depth|blocks)$|^(n|num)_(hidden_)?layers?(_|$)")
+
+
+class UnfitConfig(FormatError, ConfigError):
+    """What a config.json asks for cannot be built here: a matter of configuration, and the checkpoint's fault."""
 
 
 class ConfigFile:
@@ -40,7 +44,7 @@ class ConfigFile:
         for key, value in _walk(self.data):
             if key in ("quantization_config", "compression_config") and value:
                 method = value.get("quant_method", "an unnamed method") if isinstance(value, dict) else value
-                raise ConfigError(
+                raise UnfitConfig(
                     f"{self.path}: the weights are quantized with {shown(str(method))!r}, which load_model does not "
                     "decode: take an unquantized checkpoint, or load it with the library that wrote it"
                 )
@@ -70,8 +74,8 @@ def refuse_impossible(data: Mapping[str, Any], catalogue: Catalogue, where: str)
             raise _impossible(where, key, value, f"which is over the limit of {MAX_LABELS:,}")
 
 
-def _impossible(where: str, key: str, value: int, why: str) -> ConfigError:
-    return ConfigError(f"{where} asks for {shown(key)} = {value:,}, {why}: correct it, nothing was built")
+def _impossible(where: str, key: str, value: int, why: str) -> UnfitConfig:
+    return UnfitConfig(f"{where} asks for {shown(key)} = {value:,}, {why}: correct it, nothing was built")
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -118,7 +122,7 @@ def loaded_config(file: ConfigFile, auto_class: type | str | None = None, *, tru
     try:
         config = maker.from_pretrained(os.fspath(file.folder), trust_remote_code=remote, local_files_only=True)
     except Exception as error:  # its many configurations validate with errors of their own
-        raise ConfigError(f"{file.path}: transformers does not take it: {shown(str(error), 500)}") from error
+        raise UnfitConfig(f"{file.path}: transformers does not take it: {shown(str(error), 500)}") from error
     if not trust_remote_code:
         _refuse_kernels(config, file)
     return config
@@ -192,11 +196,9 @@ def chosen_class(
             return found
     if custom and file is not None:
         raise _needs_code(file)
-    where = file.path if file is not None else "the configuration"
+    where, kind = (file.path, UnfitConfig) if file is not None else ("the configuration", ConfigError)
     said = f"names {', '.join(map(shown, names))}, which transformers {transformers.__version__} does not have"
-    raise ConfigError(
-        f"{where} {said if names else 'names no architectures'}: give auto_class, or a newer transformers"
-    )
+    raise kind(f"{where} {said if names else 'names no architectures'}: give auto_class, or a newer transformers")
 
 
 def _attribute(transformers: Any, name: str) -> type:

@@ -6,13 +6,13 @@ import copy
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, overload
 
 import torch
 from torch import nn
 
 from tensorferry.api import prepare, run
-from tensorferry.checkpoint import open_checkpoint
+from tensorferry.checkpoint import OpeningOptions, open_checkpoint, refuse_unknown_options
 from tensorferry.compat.transformers import internals
 from tensorferry.compat.transformers.configs import (
     ConfigFile,
@@ -26,19 +26,19 @@ from tensorferry.config import ReadOptions
 from tensorferry.core.catalogue import Catalogue
 from tensorferry.core.plan import Strictness
 from tensorferry.errors import ConfigError, LocateError, shown
+from tensorferry.formats.download import local_path
 from tensorferry.modules.describe import places
-from tensorferry.progress import SILENT, Progress
+from tensorferry.modules.surroundings import usable_device
+from tensorferry.progress import SILENT, Progress, progress_of
 from tensorferry.report import Report
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 __all__ = ["build", "build_model", "load_model"]
 
 
 @overload
-def load_model(path: str | os.PathLike[str], *, return_report: Literal[False] = False, **more: Any) -> nn.Module: ...
-@overload
-def load_model(
-    path: str | os.PathLike[str], *, return_report: Literal[True], **more: Any
-) -> tuple[nn.Module, Report]: ...
 def load_model(
     path: str | os.PathLike[str],
     *,
@@ -47,16 +47,50 @@ def load_model(
     trust_remote_code: bool = False,
     strict: Strictness | None = None,
     options: ReadOptions | None = None,
-    progress: Progress = SILENT,
+    progress: Progress | bool = SILENT,
     auto_class: type | str | None = None,
     config: Any = None,
+    revision: str | None = None,
+    return_report: Literal[False] = False,
+    **opening: Unpack[OpeningOptions],
+) -> PreTrainedModel: ...
+@overload
+def load_model(
+    path: str | os.PathLike[str],
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | str | None = None,
+    trust_remote_code: bool = False,
+    strict: Strictness | None = None,
+    options: ReadOptions | None = None,
+    progress: Progress | bool = SILENT,
+    auto_class: type | str | None = None,
+    config: Any = None,
+    revision: str | None = None,
+    return_report: Literal[True],
+    **opening: Unpack[OpeningOptions],
+) -> tuple[PreTrainedModel, Report]: ...
+def load_model(
+    path: str | os.PathLike[str],
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | str | None = None,
+    trust_remote_code: bool = False,
+    strict: Strictness | None = None,
+    options: ReadOptions | None = None,
+    progress: Progress | bool = SILENT,
+    auto_class: type | str | None = None,
+    config: Any = None,
+    revision: str | None = None,
     return_report: bool = False,
-    **opening: Any,
-) -> nn.Module | tuple[nn.Module, Report]:
+    **opening: Unpack[OpeningOptions],
+) -> PreTrainedModel | tuple[PreTrainedModel, Report]:
     """Return the model that `path` describes, built by transformers and filled from its weights.
 
-    `path` is a folder with config.json and weights, or a GGUF file, or a folder with one. The configuration of a GGUF
-    file is made of its metadata, unless a config.json lies beside it; the report says what is inferred or assumed.
+    `path` is a folder with config.json and weights, or a GGUF file, or a folder with one, or the name of a repository
+    on the Hub (``owner/model``; `revision` is a branch, tag or commit of it), of which only what is needed is fetched.
+    The configuration of a GGUF file is made of its metadata, unless a config.json lies beside it; the report says what
+    is inferred or assumed.
 
     The class is the one that config.json names under ``architectures``; the model equals that of
     ``Class.from_pretrained(path)``, is in eval mode, and lies on `device` (default: CPU). Nothing is given memory
@@ -71,6 +105,9 @@ def load_model(
 
     Raises ConfigError and UnsafeFile for a configuration that cannot or must not be built, and what `load` raises.
     """
+    refuse_unknown_options(load_model, opening)
+    telling, device = progress_of(progress), usable_device(device)
+    name, path = os.fspath(path), local_path(path, revision=revision, **opening)
     with open_checkpoint(path, options=options, **opening) as checkpoint:
         model, notes = build_model(
             path,
@@ -80,11 +117,13 @@ def load_model(
             trust_remote_code=trust_remote_code,
             auto_class=auto_class,
             config=config,
+            name=name,
         )
         prepared = prepare(model, checkpoint, strict=strict)
         prepared = replace(prepared, notes=(*notes, *prepared.notes))
-        report = run(model, prepared, device=device, strict=strict, progress=progress)
-    return (model, report) if return_report else model
+        report = run(model, prepared, device=device, strict=strict, progress=telling)
+    built = cast("PreTrainedModel", model)
+    return (built, report) if return_report else built
 
 
 def build_model(
@@ -96,17 +135,19 @@ def build_model(
     trust_remote_code: bool = False,
     auto_class: type | str | None = None,
     config: Any = None,
+    name: str | None = None,
 ) -> tuple[nn.Module, tuple[str, ...]]:
     """Return the model that the folder `path` describes, empty and on meta, and what the user should be told of it.
 
-    catalogue: what its weights hold, to refuse a configuration that cannot be theirs, and for a dtype that nothing
-    names. The options and the errors are those of `load_model`.
+    name: what the configuration says where the model is from, by default `path`. catalogue: what its weights hold, to
+    refuse a configuration that cannot be theirs, and for a dtype that nothing names. The other options and the errors
+    are those of `load_model`.
     """
     folder = _folder(path, subfolder)
     config, file, told = _configured(folder, catalogue, config, auto_class, trust_remote_code=trust_remote_code)
     kind = chosen_class(config, file, auto_class, trust_remote_code=trust_remote_code)
     dtype, notes = chosen_dtype(dtype, config, catalogue)
-    config.name_or_path = os.fspath(path)
+    config.name_or_path = os.fspath(path) if name is None else name
     model = build(kind, config, dtype)
     internals.adopt_generation_config(model, os.fspath(folder), trust_remote_code=trust_remote_code)
     return model, (*told, *notes)
