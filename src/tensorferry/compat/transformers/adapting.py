@@ -74,7 +74,8 @@ class _Names:
         bare = _unwrapped(origins.of, target, names)
         for short in internals.natural_order(bare):
             renamed, converter, pattern = rename(short)
-            names._note(bare[short], renamed, converter, pattern, target)
+            whole = not origins.slots_of(bare[short])  # else it is for us to say where its parts go
+            names._note(bare[short], renamed, converter if whole else None, pattern, target)
         return names
 
     def _note(self, name: str, renamed: str, converter: Any, pattern: str, target: Target) -> None:

@@ -10,12 +10,15 @@ from typing import Any, NamedTuple
 from tensorferry.compat.gguf.naming import Naming, architecture_of, naming
 from tensorferry.core.boxes import Shape
 from tensorferry.core.catalogue import Catalogue, TensorEntry
+from tensorferry.core.dtypes import DTYPES
 from tensorferry.core.rules import Drop, Ignore, Rule
 from tensorferry.core.target import Slot
 from tensorferry.core.transforms import Chain, TensorSpec, Transform
 from tensorferry.errors import UnsupportedDtype, shown
 
 __all__ = ["Origin", "Origins", "chained"]
+
+_NUMBERS = DTYPES["F32"]
 
 
 class Origin(NamedTuple):
@@ -92,8 +95,8 @@ def _translated(catalogue: Catalogue, names: Naming) -> Origins:
 
 
 def _made(entry: TensorEntry, via: Transform | None) -> Shape:
-    """Return the shape that comes out; that of the entry where it does not fit, which planning will say."""
+    """Return the shape that comes out, of numbers; that of the entry where it does not fit, which planning will say."""
     try:
-        return entry.shape if via is None else via.infer([TensorSpec(entry.dtype, entry.shape)]).shape
+        return entry.shape if via is None else via.infer([TensorSpec(_NUMBERS, entry.shape)]).shape
     except ValueError:
         return entry.shape

@@ -224,5 +224,5 @@ _KNOWN: dict[str, Callable[..., Any]] = {
     "cat": _cat, "concat": _cat, "stack": _stack, "unsqueeze": _unsqueeze, "squeeze": _squeeze, "narrow": _narrow,
     "split": _split, "chunk": _chunk, "select": _select, "unbind": _unbind, "permute": _permute,
     "transpose": _transpose, "contiguous": _same, "clone": _same, "size": _size, "dim": lambda t: t.ndim,
-    "detach": _same,
+    "detach": _same, "data_ptr": lambda t: 0,  # aligned, as the memory of parameters is
 }  # fmt: skip
