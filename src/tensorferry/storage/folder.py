@@ -85,8 +85,8 @@ class Folder:
         """
         self._refuse_escape(path)
         full = posixpath.join(self._root, path)
-        real = os.path.realpath(full)
         try:
+            real = os.path.realpath(full)
             info = Path(real).stat()
         except OSError as error:
             raise located(error, self.label(path), _link_target(full)) from None
@@ -94,6 +94,11 @@ class Folder:
             raise _escape(self.label(path), real)
         refuse_irregular(info, self.label(path))
         return real, info
+
+    def refuse_outside(self, path: str, place: str) -> None:
+        """Raise UnsafeFile unless `place`, where the file that was opened for `path` lies, is one that it may be in."""
+        if not self._is_allowed(place, self._allowed):
+            raise _escape(self.label(path), place)
 
     def now(self, path: str) -> Identity | None:
         """Return the identity of the file that `path`, which was resolved before, leads to by now."""

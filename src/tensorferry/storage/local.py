@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Lock
 from types import TracebackType
 from typing import Self, TypeVar
@@ -236,6 +237,8 @@ class LocalStorage:
         try:
             info = os.fstat(fd)
             refuse_irregular(info, self._folder.label(path))
+            if (place := _place_of(fd)) is not None:  # a folder on the way may have become a link meanwhile
+                self._folder.refuse_outside(path, place)
             self._refuse_change(path, self._opened.setdefault(path, identity_of(info)), identity_of(info))
         except BaseException:
             os.close(fd)
@@ -257,6 +260,15 @@ class LocalStorage:
                 f"{self._folder.label(path)}: changed while it was in use: {_difference(before, now)}; "
                 "what was read from it cannot be trusted: load again"
             )
+
+
+def _place_of(fd: int) -> str | None:
+    """Return the real path of an open file, where the system tells it."""
+    try:
+        place = str(Path("/proc/self/fd", str(fd)).readlink())
+    except OSError:
+        return None
+    return place.removesuffix(" (deleted)") if place.startswith("/") else None
 
 
 def _most_descriptors() -> int:
