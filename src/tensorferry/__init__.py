@@ -12,19 +12,29 @@ from typing import TYPE_CHECKING, Any
 from tensorferry.checkpoint import Checkpoint, open_checkpoint
 from tensorferry.config import LoadConfig, ModelConfig, ReadOptions
 from tensorferry.core import (
+    Add,
     Box,
     Catalogue,
+    Chain,
+    Concat,
+    Custom,
+    Dequantize,
     Drop,
     Ignore,
     Join,
+    Part,
+    Permute,
     Place,
     Plan,
     Region,
     RuleSet,
     Slot,
     Split,
+    Stack,
     Strictness,
+    Take,
     TensorEntry,
+    Transpose,
 )
 from tensorferry.errors import (
     AccessDenied,
@@ -50,18 +60,24 @@ if TYPE_CHECKING:
     from tensorferry.compat.transformers import load_model
     from tensorferry.execute import Feeder
     from tensorferry.loaders import BaseModelLoader, DefaultModelLoader, get_model_loader, register_model_loader
+    from tensorferry.modules.trace import stream_opaque, trace
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AccessDenied",
+    "Add",
     "BaseModelLoader",
     "Box",
     "Catalogue",
+    "Chain",
     "Checkpoint",
+    "Concat",
     "ConfigError",
     "CorruptFile",
+    "Custom",
     "DefaultModelLoader",
+    "Dequantize",
     "Drop",
     "Feeder",
     "FinalizeError",
@@ -71,6 +87,8 @@ __all__ = [
     "LoadConfig",
     "LocateError",
     "ModelConfig",
+    "Part",
+    "Permute",
     "Place",
     "Plan",
     "PlanError",
@@ -84,9 +102,12 @@ __all__ = [
     "RuleSet",
     "Slot",
     "Split",
+    "Stack",
     "Strictness",
+    "Take",
     "TensorEntry",
     "TensorferryError",
+    "Transpose",
     "UnknownFormat",
     "UnsafeFile",
     "UnsupportedDtype",
@@ -97,6 +118,8 @@ __all__ = [
     "open_checkpoint",
     "plan",
     "register_model_loader",
+    "stream_opaque",
+    "trace",
     "verify",
 ]
 
@@ -109,6 +132,8 @@ _LAZY = {
     "load_model": "tensorferry.compat.transformers",
     "plan": "tensorferry.api",
     "register_model_loader": "tensorferry.loaders",
+    "stream_opaque": "tensorferry.modules.trace",
+    "trace": "tensorferry.modules.trace",
 }
 
 _EXTRAS = {"torch", "transformers"}

@@ -129,6 +129,11 @@ class Checkpoint:
         if odd := [name for name in wanted if not isinstance(name, str)]:
             raise ConfigError(f"{odd[0]!r}: the name of a tensor is expected, not {type(odd[0]).__name__}")
         for name in sorted(wanted - self.catalogue.keys()):
+            if set("*?[") & set(name):
+                raise ConfigError(
+                    f"{shown(name)!r}: names are taken whole, and {self.uri} has none like this; pass a function "
+                    "from names to whether they are wanted, such as lambda name: name.startswith('model.norm')"
+                )
             near = nearest(name, self.catalogue)
             hint = f"; did you mean {', '.join(map(shown, near))}?" if near else ""
             raise PlanError(f"{self.uri} holds no tensor {shown(name)!r}{hint}")

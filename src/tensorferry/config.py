@@ -13,6 +13,7 @@ from tensorferry.core.plan import Strictness
 from tensorferry.errors import ConfigError, shown
 
 __all__ = [
+    "DTYPES",
     "Folders",
     "LoadConfig",
     "LoaderUse",
@@ -31,10 +32,12 @@ LoaderUse = Literal["trace", "stream"]
 Folders = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """One folder or several."""
 
-_DTYPES = {
+DTYPES = {
     "float16": "float16", "half": "float16", "bfloat16": "bfloat16", "float32": "float32", "float": "float32",
-    "float64": "float64", "double": "float64",
+    "float64": "float64", "double": "float64", "fp16": "float16", "bf16": "bfloat16", "fp32": "float32",
 }  # fmt: skip
+"""Types that models are built in: what people write, to torch's name of it."""
+
 _DEVICE = re.compile(r"[a-z]+(:\d+)?")
 _T = TypeVar("_T")
 
@@ -262,9 +265,9 @@ def _dtype(value: object) -> str | None:
     text = str(value).removeprefix("torch.") if type(value).__module__ == "torch" else value
     if text is None or text == "auto":
         return None
-    if not isinstance(text, str) or text not in _DTYPES:
-        raise ConfigError(f"dtype {value!r}: one of auto, {', '.join(_DTYPES)} is expected")
-    return _DTYPES[text]
+    if not isinstance(text, str) or text not in DTYPES:
+        raise ConfigError(f"dtype {value!r}: one of auto, {', '.join(DTYPES)} is expected")
+    return DTYPES[text]
 
 
 def _named_options(value: object) -> dict[str, Any]:

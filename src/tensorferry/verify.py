@@ -67,7 +67,9 @@ class Verified:
         parts = []
         if compared:
             against = ", ".join(dict.fromkeys(compared))
-            parts.append(f"sha256 of {len(compared)} of {len(self.files)} files verified against {against}")
+            without = [shown(f.path) for f in self.files if not f.against]
+            rest = f" (none for {', '.join(without[:3])}{', …' if without[3:] else ''})" if without else ""
+            parts.append(f"sha256 of {len(compared)} of {len(self.files)} files verified against {against}{rest}")
         if checksummed := [f for f in self.files if f.checksummed]:
             parts.append(f"checksums inside {len(checksummed)} of {len(self.files)} files verified")
         return "; ".join(parts) or "contents read, not verified: there was no digest to compare with"

@@ -59,6 +59,14 @@ def test_a_name_that_is_not_there_is_refused_at_once_with_what_may_be_meant(fold
             checkpoint.read("zzz")
 
 
+def test_a_pattern_for_a_name_is_refused_with_what_takes_its_place(folder: Path) -> None:
+    with (
+        open_checkpoint(folder) as checkpoint,
+        pytest.raises(ConfigError, match=r"taken whole.* lambda name: name\.star"),
+    ):
+        checkpoint.tensors("a.*")
+
+
 def test_one_tensor_is_read_into_memory_of_its_own(folder: Path) -> None:
     with open_checkpoint(folder) as checkpoint:
         one, again = checkpoint.read("a.weight"), checkpoint.read("a.weight")

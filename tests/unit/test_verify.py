@@ -113,7 +113,10 @@ def test_a_manifest_in_the_folder_is_compared(file: Path) -> None:
 
 def test_a_manifest_in_the_folder_may_have_only_some_files_and_it_is_said_how_many(shards: tuple[Path, Path]) -> None:
     (shards[0].parent / "SHA256SUMS").write_text(f"{sha256(shards[0])}  {shards[0].name}\n")
-    assert verify(shards[0].parent).summary == "sha256 of 1 of 3 files verified against SHA256SUMS"
+    assert verify(shards[0].parent).summary == (
+        "sha256 of 1 of 3 files verified against SHA256SUMS "
+        "(none for model.safetensors.index.json, model-00002-of-00002.safetensors)"
+    )
 
 
 def test_a_manifest_of_the_caller_goes_before_the_one_in_the_folder(file: Path) -> None:
@@ -168,7 +171,7 @@ def test_an_open_checkpoint_can_be_verified(file: Path) -> None:
 def test_the_text_is_what_sha256sum_would_write_and_what_was_compared() -> None:
     files = (FileVerified("a\x1b.bin", 3, "1" * 64, "SHA256SUMS"), FileVerified("b.bin", 3, "2" * 64))
     assert str(Verified("there", "torch", 2, 2048, files, ("careful",))).splitlines() == [
-        "there: 2 tensors, 2.0 KiB (torch); sha256 of 1 of 2 files verified against SHA256SUMS",
+        "there: 2 tensors, 2.0 KiB (torch); sha256 of 1 of 2 files verified against SHA256SUMS (none for b.bin)",
         f"  {'1' * 64}  a\\x1b.bin  = SHA256SUMS",
         f"  {'2' * 64}  b.bin",
         "  warning: careful",

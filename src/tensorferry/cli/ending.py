@@ -10,7 +10,8 @@ from contextlib import contextmanager, suppress
 
 import click.exceptions
 
-from tensorferry.errors import ConfigError, TensorferryError, shown
+from tensorferry.cli.wording import in_options
+from tensorferry.errors import ConfigError, FormatError, TensorferryError, shown
 
 __all__ = ["TRACEBACK", "ending_well", "printable"]
 
@@ -47,7 +48,13 @@ def ending_well() -> Iterator[None]:
         if words is None and os.environ.get(TRACEBACK):
             raise
         _say(words or _unforeseen(error))
-        raise click.exceptions.Exit(USAGE if isinstance(error, ConfigError | ModuleNotFoundError) else FAULT) from None
+        raise click.exceptions.Exit(_status(error)) from None
+
+
+def _status(error: Exception) -> int:
+    """Return whose fault an error is; what a configuration in the checkpoint asks for is the checkpoint's."""
+    is_usage = isinstance(error, ConfigError | ModuleNotFoundError) and not isinstance(error, FormatError)
+    return USAGE if is_usage else FAULT
 
 
 def printable(text: str) -> str:
@@ -66,7 +73,7 @@ def _words(error: Exception) -> str | None:
     """Return what to say of an error that is no surprise, or None."""
     if isinstance(error, TensorferryError):
         touched = "; parts of the model had been written when this happened" if error.touched else ""
-        return f"{error}{touched}"
+        return f"{in_options(str(error))}{touched}"
     if isinstance(error, ModuleNotFoundError) and (package := (error.name or "").partition(".")[0]) in _EXTRAS:
         return f"this needs {package}, which is not installed: pip install 'tensorferry[{_EXTRAS[package]}]'"
     if isinstance(error, OSError) and error.strerror:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from tensorferry.checkpoint import Checkpoint
 from tensorferry.core.catalogue import TensorEntry
-from tensorferry.core.explain import human_bytes
+from tensorferry.core.explain import counted, human_bytes
 from tensorferry.core.names import fold
 from tensorferry.errors import shown
 
@@ -68,7 +68,8 @@ def inspection_text(checkpoint: Checkpoint, names: str | None = None, *, every: 
     lines = [
         f"{shown(checkpoint.uri, 300)}: {head}",
         f"files: {shown(selection.reason, 1000)}",
-        *_tensor_lines(_matching(checkpoint, names), every=every),
+        *_tensor_lines(matching := _matching(checkpoint, names), every=every),
+        *([f"matching: {_counted(matching, 'tensor')}, {_size(matching)}"] if names is not None else []),
         f"types: {_types(catalogue.values())}",
         *([f"metadata: {_metadata(list(catalogue.metadata.items()))}"] if catalogue.metadata else []),
         *(f"not used: {shown(path)} ({shown(why)})" for path, why in selection.ignored),
@@ -78,7 +79,11 @@ def inspection_text(checkpoint: Checkpoint, names: str | None = None, *, every: 
 
 
 def _counted(things: Sized, what: str) -> str:
-    return f"{len(things):,} {what}" + "s" * (len(things) != 1)
+    return counted(len(things), what)
+
+
+def _size(entries: Iterable[TensorEntry]) -> str:
+    return human_bytes(sum(e.nbytes for e in entries))
 
 
 class _Row(NamedTuple):
@@ -108,7 +113,7 @@ def _folded(entries: Iterable[TensorEntry]) -> Iterable[_Row]:
 def _row(entries: Sequence[TensorEntry], name: str) -> _Row:
     many = f"{len(entries):,} x " if len(entries) > 1 else ""
     kind = f"{many}{entries[0].dtype.name} {list(entries[0].shape)}"
-    return _Row(shown(name, 200), kind, human_bytes(sum(e.nbytes for e in entries)))
+    return _Row(shown(name, 200), kind, _size(entries))
 
 
 def _types(entries: Iterable[TensorEntry]) -> str:

@@ -2,58 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
-from tensorferry.api import Prepared, prepare, run
+from tensorferry.api import Prepared, prepare, refuse_misfit, run
 from tensorferry.checkpoint import open_checkpoint
 from tensorferry.compat.transformers import build_model
 from tensorferry.core.plan import Plan, Strictness
-from tensorferry.errors import ConfigError
+from tensorferry.formats.download import local_path
+from tensorferry.modules.surroundings import usable_device
 from tensorferry.progress import Progress
 from tensorferry.report import Report
 from tensorferry.verify import verify_files
 
-__all__ = ["load_checkpoint", "plan_checkpoint", "refuse_unusable"]
+__all__ = ["Wanted", "load_checkpoint", "plan_checkpoint", "refuse_unusable"]
 
 
-def plan_checkpoint(path: Path, *, dtype: str | None, strict: Strictness, **opening: Any) -> Plan:
-    """Return the plan of loading `path` into the model that its config.json names. Touches nothing."""
-    with _prepared(path, dtype, strict, opening) as (_, prepared):
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A model that is to be loaded, and how strictly. path: as it was given, or a name on the Hub.
+
+    auto_class: the class of transformers to build, instead of what config.json names. opening: options of
+    `open_checkpoint`.
+    """
+
+    path: Path
+    dtype: str | None
+    auto_class: str | None
+    revision: str | None
+    strict: Strictness
+    opening: Mapping[str, Any]
+
+
+def plan_checkpoint(wanted: Wanted) -> Plan:
+    """Return the plan of loading what is `wanted`. Touches nothing."""
+    with _prepared(wanted) as (_, prepared):
         return prepared.plan
 
 
-def load_checkpoint(
-    path: Path, *, device: str, dtype: str | None, strict: Strictness, verify: bool, progress: Progress, **opening: Any
-) -> Report:
-    """Load `path` into the model that its config.json names, drop the model, and return the report."""
+def load_checkpoint(wanted: Wanted, *, device: str, verify: bool, progress: Progress) -> Report:
+    """Load what is `wanted`, drop the model, and return the report."""
     refuse_unusable(device)
-    with _prepared(path, dtype, strict, opening) as (model, prepared):
-        prepared.plan.raise_for_problems()
+    with _prepared(wanted) as (model, prepared):
+        refuse_misfit(prepared)
         if verify:
             prepared = replace(prepared, verified=verify_files(prepared.checkpoint, progress=progress).summary)
-        return run(model, prepared, device=device, strict=strict, progress=progress)
+        return run(model, prepared, device=device, strict=wanted.strict, progress=progress)
 
 
 def refuse_unusable(device: str) -> None:
     """Raise ConfigError for a device that torch does not know or this machine does not have."""
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for CUDA
-        raise ConfigError(f"device {device!r} cannot be used: {str(error).partition(chr(10))[0]}") from None
+    usable_device(device)
 
 
 @contextmanager
-def _prepared(
-    path: Path, dtype: str | None, strict: Strictness, opening: dict[str, Any]
-) -> Iterator[tuple[nn.Module, Prepared]]:
-    with open_checkpoint(path, **opening) as checkpoint:
-        model, notes = build_model(path, checkpoint.catalogue, subfolder=opening.get("subfolder"), dtype=dtype)
-        prepared = prepare(model, checkpoint, strict=strict)
+def _prepared(wanted: Wanted) -> Iterator[tuple[nn.Module, Prepared]]:
+    path = local_path(str(wanted.path), revision=wanted.revision, **wanted.opening)
+    with open_checkpoint(path, **wanted.opening) as checkpoint:
+        model, notes = build_model(
+            path,
+            checkpoint.catalogue,
+            subfolder=wanted.opening.get("subfolder"),
+            dtype=wanted.dtype,
+            auto_class=wanted.auto_class,
+        )
+        prepared = prepare(model, checkpoint, strict=wanted.strict)
         yield model, replace(prepared, notes=(*notes, *prepared.notes))

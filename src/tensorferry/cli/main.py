@@ -19,6 +19,7 @@ import click
 
 from tensorferry import __version__
 from tensorferry.cli.ending import ending_well, printable
+from tensorferry.core.explain import counted
 from tensorferry.core.plan import Strictness
 from tensorferry.errors import ConfigError, PlanError
 from tensorferry.progress import SILENT, Progress, for_stream
@@ -40,8 +41,11 @@ _CHOOSING = (
     click.option("--variant", metavar="WORD", help="Such as fp16 in model.fp16.safetensors."),
     click.option("--allow", metavar="PATTERN", multiple=True, help="Take these files, whatever else is there."),
     click.option("--ignore", metavar="PATTERN", multiple=True, help="Do not look at these files."),
+    click.option("--links-to", metavar="FOLDER", multiple=True, help="Links in PATH may lead into this folder, too."),
 )
 _DTYPE = click.option("--dtype", metavar="TYPE", help="Such as bfloat16; without it, what config.json says.")
+_CLASS = click.option("--auto-class", metavar="CLASS", help="Of transformers, instead of what config.json names.")
+_REVISION = click.option("--revision", metavar="NAME", help="Branch, tag or commit, where PATH is a name on the Hub.")
 _STRICT = click.option("--strict", is_flag=True, help="Refuse tensors that the model does not want, too.")
 _QUIET = click.option("--quiet", "-q", is_flag=True, help="No progress.")
 
@@ -63,12 +67,16 @@ def _make_streams_usable() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-@click.group(epilog="Exit status: 0 good, 1 the checkpoint or the model is at fault, 2 the call is.")
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit status: 0 good, 1 the checkpoint or the model is at fault, 2 the call is.",
+)
 @click.version_option(__version__, message="tensorferry %(version)s")
 def app() -> None:
     """Inspect, plan, load, run and verify the weights of language models.
 
-    PATH is a folder that holds a checkpoint, a weight file, or a shard index.
+    PATH is a folder that holds a checkpoint, a weight file, or a shard index; for plan and load, also a name on the
+    Hub, such as owner/model.
     """
 
 
@@ -82,6 +90,7 @@ def _on_a_checkpoint(command: Callable[..., None]) -> Callable[..., None]:
         variant: str | None,
         allow: Sequence[str],
         ignore: Sequence[str],
+        links_to: Sequence[str],
         **rest: Any,
     ) -> None:
         opening = {
@@ -90,6 +99,7 @@ def _on_a_checkpoint(command: Callable[..., None]) -> Callable[..., None]:
             "variant": variant,
             "allow_patterns": allow or None,
             "ignore_patterns": ignore,
+            "links_to": links_to,
         }
         with ending_well():
             command(opening=opening, **rest)
@@ -118,22 +128,32 @@ def inspect_command(path: Path, as_json: bool, names: str | None, every: bool, o
 @app.command("plan")
 @_on_a_checkpoint
 @_DTYPE
+@_CLASS
+@_REVISION
 @_STRICT
-def plan_command(path: Path, as_json: bool, dtype: str | None, strict: bool, opening: Mapping[str, Any]) -> None:
+def plan_command(
+    path: Path,
+    as_json: bool,
+    dtype: str | None,
+    auto_class: str | None,
+    revision: str | None,
+    strict: bool,
+    opening: Mapping[str, Any],
+) -> None:
     """Show what loading would read and where it would go.
 
     Into the transformers model that config.json names, which is built without memory. Fails where checkpoint and
     model do not fit, with every problem.
     """
-    from tensorferry.cli.loading import plan_checkpoint
+    from tensorferry.cli.loading import Wanted, plan_checkpoint
 
-    plan = plan_checkpoint(path, dtype=dtype, strict=_strictness(strict), **opening)
+    plan = plan_checkpoint(Wanted(path, dtype, auto_class, revision, _strictness(strict), opening))
     if as_json:
         click.echo(plan.to_json())
     else:
         _print(plan.explain())
     if plan.fatal:
-        count = f"{len(plan.fatal):,} problem" + "s" * (len(plan.fatal) != 1)
+        count = counted(len(plan.fatal), "problem")
         raise PlanError(f"{path}: checkpoint and model do not fit: {count}, told with the plan", plan.fatal)
 
 
@@ -141,6 +161,8 @@ def plan_command(path: Path, as_json: bool, dtype: str | None, strict: bool, ope
 @_on_a_checkpoint
 @click.option("--device", metavar="DEVICE", default="cpu", help="Where parameters go, such as cuda:0.")
 @_DTYPE
+@_CLASS
+@_REVISION
 @_STRICT
 @click.option("--verify", "check", is_flag=True, help="Read the files whole and compare digests first.")
 @click.option("--html", "page", metavar="FILE", type=_FILE, help="Write the report as a page, too.")
@@ -150,6 +172,8 @@ def load_command(
     as_json: bool,
     device: str,
     dtype: str | None,
+    auto_class: str | None,
+    revision: str | None,
     strict: bool,
     check: bool,
     page: Path | None,
@@ -158,12 +182,10 @@ def load_command(
 ) -> None:
     """Load the transformers model that config.json names, and print the report."""
     _refuse_without_folder(page)
-    from tensorferry.cli.loading import load_checkpoint
+    from tensorferry.cli.loading import Wanted, load_checkpoint
 
-    strictness, progress = _strictness(strict), _progress(quiet)
-    report = load_checkpoint(
-        path, device=device, dtype=dtype, strict=strictness, verify=check, progress=progress, **opening
-    )
+    wanted = Wanted(path, dtype, auto_class, revision, _strictness(strict), opening)
+    report = load_checkpoint(wanted, device=device, verify=check, progress=_progress(quiet))
     if as_json:
         click.echo(report.to_json())
     else:

@@ -36,6 +36,11 @@ class Slot:
         region = Region.whole(shape)
         return cls(region, shape, region, also)
 
+    @classmethod
+    def of(cls, local: Region, logical: Shape) -> Slot:
+        """Return the slot of a part of a parameter that takes a whole entry of shape `logical`, on every rank."""
+        return cls(local, logical, Region.whole(logical))
+
     def __post_init__(self) -> None:
         if self.local.size != self.window.size:
             raise ValueError(f"slot takes {self.window.size} elements for {self.local.size} of its parameter")

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -128,8 +129,8 @@ class _Run:
                 if self.cancelled.is_set():
                     return counters
                 with reading_for(self._entries(batch, n)):
-                    self._read(read, [bytes_of(t) for t in direct.get(n, (staged[n],))])
-                counters.direct_bytes += read.length if n in direct else 0
+                    self._read(read, [bytes_of(t) for t in direct[n].outs] if n in direct else [bytes_of(staged[n])])
+                counters.direct_bytes += direct[n].placed if n in direct else 0
                 counters.bytes_read += read.length
                 counters.reads += 1
             for task in rest:
@@ -153,7 +154,7 @@ class _Run:
                 if any(piece.read == read for piece in part.pieces):
                     yield self.schedule.plan.steps[task.step].sources[part.source].entry.name
 
-    def _sort_out(self, batch: Batch) -> tuple[dict[int, list[torch.Tensor]], list[Task]]:
+    def _sort_out(self, batch: Batch) -> tuple[dict[int, _Tiling], list[Task]]:
         """Return the reads that can go straight into parameters, with where, and the tasks that are left."""
         plan = self.schedule.plan
         users: dict[int, list[tuple[int, torch.Tensor | None, Task]]] = defaultdict(list)
@@ -163,11 +164,11 @@ class _Run:
             for part in task.inputs:
                 for piece in part.pieces:
                     users[piece.read].append((piece.offset, into, task))
-        direct: dict[int, list[torch.Tensor]] = {}
+        direct: dict[int, _Tiling] = {}
         for n, uses in users.items():
-            targets = _tiling(uses, batch.reads[n].length)
-            if targets is not None:
-                direct[n] = targets
+            tiling = _tiling(uses, batch.reads[n].length)
+            if tiling is not None:
+                direct[n] = tiling
         rest = [t for t in batch.tasks if not t.inputs or any(p.read not in direct for i in t.inputs for p in i.pieces)]
         return direct, rest
 
@@ -188,17 +189,24 @@ def _layout(reads: Sequence[Read | None]) -> tuple[list[tuple[int, int]], int]:
     return where, at
 
 
-def _tiling(uses: list[tuple[int, torch.Tensor | None, Task]], length: int) -> list[torch.Tensor] | None:
-    """Return tensors that take up a read of `length` bytes in order, scratch ones for the holes between them.
+class _Tiling(NamedTuple):
+    """Tensors that take up a read in order, scratch ones for holes; `placed` bytes of it go into parameters."""
+
+    outs: list[torch.Tensor]
+    placed: int
+
+
+def _tiling(uses: list[tuple[int, torch.Tensor | None, Task]], length: int) -> _Tiling | None:
+    """Return what takes up a read of `length` bytes without staging.
 
     None where some of the bytes have to be staged.
     """
-    at, targets = 0, []
+    at, placed, targets = 0, 0, []
     for offset, into, _ in sorted(uses, key=lambda use: use[0]):
         if into is None or offset < at:
             return None
         if offset > at:
             targets.append(torch.empty(offset - at, dtype=torch.uint8, device="cpu"))
         targets.append(into)
-        at = offset + into.nbytes
-    return targets if at == length else None
+        at, placed = offset + into.nbytes, placed + into.nbytes
+    return _Tiling(targets, placed) if at == length else None

@@ -172,7 +172,7 @@ def _refuse_no_folder(real: str, label: str) -> None:
 def _escape(label: str, real: str) -> UnsafeFile:
     return UnsafeFile(
         f"{label}: leads out of its folder, to {shown(real, 300)}; open the folder that it points to, put a copy in "
-        "its place, or say that links may lead there (links_to, on the command line --links-to)"
+        "its place, or say that links may lead there with links_to"
     )
 
 

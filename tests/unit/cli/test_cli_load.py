@@ -113,7 +113,9 @@ def test_load_refuses_what_does_not_fit_with_every_problem(run: CommandLine, lla
     change(llama, without="model.norm.weight")
     ran = run("load", llama)
     assert (ran.status, ran.out) == (1, "")
-    assert ran.err.startswith("tensorferry: checkpoint and model do not fit: 1 problem; the model was not touched\n")
+    assert ran.err.startswith(
+        f"tensorferry: {llama}: checkpoint and model do not fit: 1 problem; the model was not touched\n"
+    )
     assert "missing: model.norm.weight" in ran.err
 
 

@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from tensorferry.config import DTYPES
 from tensorferry.core.catalogue import Catalogue
 from tensorferry.core.dtypes import Kind
 from tensorferry.errors import ConfigError, CorruptFile, FormatError, LocateError, UnsafeFile, shown
@@ -234,11 +235,12 @@ def chosen_dtype(
 ) -> tuple[torch.dtype, tuple[str, ...]]:
     """Return the dtype of the model and what to tell of it: as asked, as configured, or that of most of the bytes."""
     if isinstance(asked, str) and asked != "auto":
-        asked = getattr(torch, asked.removeprefix("torch."), asked)
+        name = asked.removeprefix("torch.")
+        asked = getattr(torch, DTYPES.get(name, name), asked)
     if isinstance(asked, torch.dtype):
         return _floating(asked), ()
     if asked not in (None, "auto"):
-        raise ConfigError(f"dtype must be a torch dtype, its name, or 'auto', not {asked!r}")
+        raise ConfigError(f"dtype must be a torch dtype, or one of auto, {', '.join(DTYPES)}, not {asked!r}")
     configured = getattr(config, "dtype", None)
     if isinstance(configured, str):
         configured = getattr(torch, configured, None)
