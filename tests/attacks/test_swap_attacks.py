@@ -40,7 +40,7 @@ def test_a_folder_that_becomes_a_link_after_the_check_leads_nowhere(
 
     with LocalStorage(folder) as storage:
         monkeypatch.setattr(Folder, "resolve", then_swapped)
-        with pytest.raises(UnsafeFile, match="leads out of its folder, to .*elsewhere/w"):
+        with pytest.raises(UnsafeFile, match=r"leads out of its folder, to .*elsewhere/w"):
             read(storage)
 
 
