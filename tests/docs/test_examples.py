@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -22,22 +23,9 @@ pytestmark = pytest.mark.transformers
 
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a two-layer Llama with random weights, in two shards."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=128,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-    )
+    """Write the small checkpoint of the examples, by the script that readers run for that."""
     folder = tmp_path_factory.mktemp("examples") / "tiny-llama"
-    LlamaForCausalLM(config).save_pretrained(folder, max_shard_size="100KB")
+    runpy.run_path(str(CHECKOUT / "examples" / "make_tiny_llama.py"))["write"](folder)
     return folder
 
 

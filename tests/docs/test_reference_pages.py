@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -84,3 +85,15 @@ def test_every_kind_of_problem_is_listed() -> None:
     rows = re.findall(r"^\| ([a-z ]+?) \|", text, flags=re.MULTILINE)
     assert rows == ["kind", *(kind.value for kind in ProblemKind)]
     assert all(f"`{f.name}`" in text for f in fields(Problem))
+
+
+def test_every_public_name_of_python_is_listed_and_no_other() -> None:
+    text = (REFERENCE / "python.md").read_text()
+    listed = first_column(text.partition("## In modules of the package")[0])
+    assert sorted(n for n in listed if n != "name") == sorted(tensorferry.__all__)
+
+
+def test_names_in_modules_are_where_the_page_says() -> None:
+    for path in first_column(section("python.md", "In modules of the package")):
+        module, _, name = path.rpartition(".")
+        assert name in import_module(module).__all__, path
