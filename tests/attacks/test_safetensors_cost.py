@@ -12,7 +12,7 @@ import pytest
 
 from helpers.safetensors_bytes import EMPTY, NAME, catalogue, entry, st_file, with_metadata
 from tensorferry.errors import CorruptFile
-from tensorferry.formats.safetensors import SafetensorsFormat
+from tensorferry.formats.safetensors import MAX_TENSORS, SafetensorsFormat
 from tensorferry.storage.local import LocalStorage
 
 # Headers of 99 MB; behind the first 8 MB the files are holes of the file system.
@@ -121,3 +121,34 @@ def test_a_long_header_full_of_spaces_is_read_to_its_end(tmp_path: Path) -> None
     assert list(catalogue(tmp_path, st_file('{"t":' + entry() + "}" + " " * 3_000_000, b"\1"))) == ["t"]
     with pytest.raises(CorruptFile, match="found 'x', at character 3000002"):
         catalogue(tmp_path, st_file("{}" + " " * 3_000_000 + "x"))
+
+
+def sound(count: int) -> str:
+    """Return `count` sound tensors of one byte each, as they stand in a header."""
+    return ",".join(f'"{i}":{{"dtype":"U8","shape":[1],"data_offsets":[{i},{i + 1}]}}' for i in range(count))
+
+
+def test_a_fault_behind_as_many_tensors_as_a_file_may_hold_is_found_cheaply(tmp_path: Path) -> None:
+    header = "{" + sound(MAX_TENSORS - 1) + ',"last":{"dtype":"U8","shape":[2],"data_offsets":[0,1]}}'
+    (tmp_path / NAME).write_bytes(struct.pack("<Q", len(header)) + header.encode())
+    with LocalStorage(tmp_path) as storage:
+        tracemalloc.start()
+        try:
+            with pytest.raises(CorruptFile, match="last"):
+                SafetensorsFormat().catalogue(storage, storage.stat(NAME))
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert peak <= 64 << 20
+
+
+def test_a_file_may_hold_so_many_tensors_and_no_more(tmp_path: Path) -> None:
+    for count, fits in ((MAX_TENSORS, True), (MAX_TENSORS + 1, False)):
+        header = "{" + sound(count) + "}"
+        (tmp_path / NAME).write_bytes(struct.pack("<Q", len(header)) + header.encode() + bytes(count))
+        with LocalStorage(tmp_path) as storage:
+            if fits:
+                assert len(SafetensorsFormat().catalogue(storage, storage.stat(NAME))) == count
+            else:
+                with pytest.raises(CorruptFile, match="over 131072 tensors"):
+                    SafetensorsFormat().catalogue(storage, storage.stat(NAME))
