@@ -12,9 +12,8 @@ from torch import nn
 
 from helpers.checkpoints import ar, write_index, write_safetensors
 from tensorferry import Strictness, load
-from tensorferry.core.names import fold
+from tensorferry.core.names import fold, natural_key
 from tensorferry.errors import LocateError
-from tensorferry.formats.file_names import natural_key
 from tensorferry.formats.opening import open_files
 
 ODD = {

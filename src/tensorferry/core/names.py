@@ -28,7 +28,7 @@ _LONGEST = 300
 
 
 def natural_key(name: str) -> tuple[tuple[int, int, str], ...]:
-    """Return a sort key under which numbers compare as numbers.
+    """Return a sort key under which numbers compare as numbers; for names of tensors and of files.
 
     >>> sorted(["h.10", "h.9"], key=natural_key)
     ['h.9', 'h.10']
@@ -39,6 +39,7 @@ def natural_key(name: str) -> tuple[tuple[int, int, str], ...]:
 def _part_key(part: str) -> tuple[int, int, str]:
     if not _DIGITS.fullmatch(part):
         return 1, 0, part
+    # Numbers stay text, for a name may have thousands of digits: the longer of two is the greater one.
     digits = part.lstrip("0")
     return 0, len(digits), digits
 

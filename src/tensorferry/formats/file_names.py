@@ -18,7 +18,6 @@ __all__ = [
     "format_of",
     "is_side_file",
     "matches_any",
-    "natural_key",
     "parse_index_name",
     "parse_weight_name",
     "what_else",
@@ -116,7 +115,6 @@ _MAX_SIDE_FILE = 64 << 20
 _SPLIT = re.compile(r"(?P<stem>.+?)-(?P<part>\d{1,9})-of-(?P<count>\d{1,9})(?:\.(?P<variant>[\w-]+))?")
 _INDEX = re.compile(r"(?P<base>.+?)\.index(?:\.(?P<variant>[\w-]+))?\.json")
 _VARIANT = re.compile(r"[A-Za-z][\w-]*")
-_DIGITS = re.compile(r"([0-9]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,17 +210,6 @@ def is_side_file(path: str, size: int) -> bool:
     if base.startswith(".") or size > _MAX_SIDE_FILE or base.lower().endswith(_NO_SIDE_FILES):
         return False
     return format_of(path) is None and what_else(path) is None and parse_index_name(path) is None
-
-
-def natural_key(path: str) -> list[str | tuple[int, str]]:
-    """Return a key that sorts shard 2 before shard 10.
-
-    >>> sorted(["m-10.bin", "m-2.bin"], key=natural_key)
-    ['m-2.bin', 'm-10.bin']
-    """
-    # Numbers stay text, for a name may have thousands of digits: the longer of two is the greater one.
-    digits = (text.lstrip("0") for text in _DIGITS.findall(path))
-    return [(len(d := next(digits)), d) if i % 2 else text for i, text in enumerate(_DIGITS.split(path))]
 
 
 def matches_any(path: str, patterns: Iterable[str]) -> bool:

@@ -6,6 +6,7 @@ import posixpath
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tensorferry.core.names import natural_key
 from tensorferry.errors import LocateError, shown
 from tensorferry.formats.file_names import (
     FAMILIES,
@@ -14,7 +15,6 @@ from tensorferry.formats.file_names import (
     WeightName,
     format_of,
     matches_any,
-    natural_key,
     parse_index_name,
     parse_weight_name,
     what_else,

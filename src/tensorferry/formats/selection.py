@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
+from tensorferry.core.names import natural_key
 from tensorferry.errors import AccessDenied, ConfigError, CorruptFile, FormatError, LocateError, shown
 from tensorferry.formats.base import Selection
 from tensorferry.formats.file_names import (
@@ -19,7 +20,6 @@ from tensorferry.formats.file_names import (
     WeightName,
     format_of,
     matches_any,
-    natural_key,
     parse_index_name,
     parse_weight_name,
 )

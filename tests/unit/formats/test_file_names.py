@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tensorferry.core.names import natural_key
 from tensorferry.formats.file_names import (
     format_of,
     is_side_file,
     matches_any,
-    natural_key,
     parse_index_name,
     parse_weight_name,
     what_else,

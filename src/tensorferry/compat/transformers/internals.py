@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+from tensorferry.core.names import natural_key
 from tensorferry.modules.surroundings import building
 
 __all__ = [
@@ -135,8 +136,6 @@ def natural_order(names: Iterable[str]) -> list[str]:
     try:
         from transformers.core_model_loading import dot_natural_key
     except ImportError:
-        from tensorferry.core.names import natural_key
-
         return sorted(names, key=natural_key)
     return sorted(names, key=dot_natural_key)
 
