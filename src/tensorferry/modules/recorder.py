@@ -107,6 +107,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._watch(tensor, Memory(contents))
         return tensor
 
+    @property
+    def current(self) -> str | None:
+        """The entry that the loader was given last, None before the first and after the last one."""
+        return self._current
+
     def touched(self, tensor: torch.Tensor) -> bool:
         """Whether the values of `tensor` are not those that its memory shows."""
         memory = self.memory.get(key_of(tensor))

@@ -107,19 +107,24 @@ def stream_opaque(
     if not traced.opaque:
         return None
     wanted, left = set(traced.stream), dict.fromkeys(traced.stream)
-    ended = False
+    ended, at = False, ""
 
     def offered() -> Iterator[tuple[str, torch.Tensor]]:
-        nonlocal ended
+        nonlocal ended, at
         for name, tensor in tensors:
             if name in wanted:
                 left.pop(name, None)
+                at = name
                 yield name, tensor
         ended = True
 
-    with torch.no_grad():
-        result = _loader_of(model, load_weights)(offered())
-        result = set(result) if isinstance(result, Iterator) else result
+    try:
+        with torch.no_grad():
+            result = _loader_of(model, load_weights)(offered())
+            result = set(result) if isinstance(result, Iterator) else result
+    except Exception as error:
+        error.add_note(f"tensorferry: the model's loader had entry {shown(at)!r} when this happened")
+        raise
     if ended and left:
         raise FinalizeError(
             f"{len(left)} entries that the model's loader needs were not streamed to it, the first is "
@@ -179,8 +184,9 @@ def _under_watch(loader: LoadWeights, recorder: Recorder, entries: Sequence[Tens
     except CannotFollow:
         return None
     except Exception as error:  # noqa: BLE001 a loader may fail on meta in any way; with values it may not
+        at = "" if recorder.current is None else f" at entry {shown(recorder.current)}"
         recorder.unfollowed = (
-            recorder.unfollowed or f"fails without values: {type(error).__name__}: {shown(str(error))}"
+            recorder.unfollowed or f"fails without values{at}: {type(error).__name__}: {shown(str(error))}"
         )
         return None
 

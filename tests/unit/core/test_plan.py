@@ -138,9 +138,9 @@ def test_an_explanation_full_of_problems_fits_a_screen() -> None:
 def test_an_explanation_says_whether_findings_stop_the_load() -> None:
     plan = make_plan(catalogue_of({"w": (2,), "extra": (1,)}), target_of({"w": (2,)}))
     assert plan.explain().splitlines() == [
-        "1 parameters, 1 steps, 8 B to read",
+        "1 parameter, 1 step, 8 B to read",
         "  w <- F32 [2], 8 B",
-        "1 finding, none of which stops the load:",
+        "1 finding, which does not stop the load:",
         "  unexpected: extra",
     ]
 

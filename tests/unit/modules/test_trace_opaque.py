@@ -325,10 +325,11 @@ def test_a_loader_that_fails_says_why_everything_is_streamed(folder: Path) -> No
         raise KeyError(name)
 
     traced = traced_of(folder, lambda: Model(each))
-    assert traced.fallback == "fails without values: KeyError: 'a'"
-    assert (
-        traced.opaque["b"] == "everything is streamed, because the model's loader fails without values: KeyError: 'a'"
-    )
+    assert traced.fallback == "fails without values at entry a: KeyError: 'a'"
+    assert traced.opaque["b"] == f"everything is streamed, because the model's loader {traced.fallback}"
+    with pytest.raises(KeyError) as failed:
+        stream_opaque(Model(each), traced, [("a", torch.zeros(1))])
+    assert failed.value.__notes__ == ["tensorferry: the model's loader had entry 'a' when this happened"]
 
 
 def test_streaming_passes_over_other_entries_and_misses_none(folder: Path) -> None:

@@ -29,7 +29,7 @@ def linked(store: Path, tmp_path: Path) -> Path:
 
 
 def test_a_link_that_leads_out_is_refused_and_the_error_names_the_option(linked: Path) -> None:
-    with pytest.raises(UnsafeFile, match=r"leads out of its folder, to .*store/7f/blob; .*links_to.*--links-to"):
+    with pytest.raises(UnsafeFile, match=r"leads out of its folder, to .*store/7f/blob; .*with links_to"):
         tensorferry.open_checkpoint(linked)
 
 
