@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from tensorferry.core.boxes import Shape
 from tensorferry.errors import CorruptFile, UnknownFormat, shown
-from tensorferry.formats.first_bytes import HEAD_BYTES, looks_like
 from tensorferry.formats.gguf_metadata import GgufMetadata, Texts, Value, ValueType, numbers_of
+from tensorferry.formats.sniff import SNIFF_BYTES, describe_foreign
 from tensorferry.formats.windows import Window
 from tensorferry.storage.base import File, Storage
 
@@ -149,12 +149,12 @@ class _Cursor:
 
 def _version(window: Window, what: str) -> tuple[int, bool]:
     """Return the version, and whether the file is little-endian, which is told by the version alone."""
-    head = window.read(0, min(window.file.size, HEAD_BYTES))
+    head = window.read(0, min(window.file.size, SNIFF_BYTES))
     if not head:
         raise CorruptFile(f"{what}: it is empty, an unfinished download most likely")
     if head[:4] != b"GGUF":
         old = "a ggml file from before GGUF: convert the model again" if head[:4] in _OLD else None
-        raise UnknownFormat(f"{what}: not a GGUF file: {_it_is(old or looks_like(head), head)}")
+        raise UnknownFormat(f"{what}: not a GGUF file: {_it_is(old or describe_foreign(head), head)}")
     if len(head) < 24:
         raise CorruptFile(f"{what}: truncated: a GGUF file has at least 24 bytes, this one {len(head)}")
     version = int.from_bytes(head[4:8], "little")

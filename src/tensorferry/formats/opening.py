@@ -16,9 +16,9 @@ from tensorferry.core.catalogue import Catalogue
 from tensorferry.errors import ConfigError, FormatError, UnknownFormat, shown
 from tensorferry.formats.base import ChecksSets, FileFormat, Selection
 from tensorferry.formats.file_names import FAMILIES, LOAD_FORMATS, what_else
-from tensorferry.formats.first_bytes import HEAD_BYTES, looks_like
 from tensorferry.formats.merge import merge
 from tensorferry.formats.selection import Wanted, select, select_file
+from tensorferry.formats.sniff import SNIFF_BYTES, describe_foreign
 from tensorferry.storage.base import File, Storage
 from tensorferry.storage.local import LocalStorage
 
@@ -145,7 +145,7 @@ def _refuse_for_a_file(path: str | os.PathLike[str], wanted: Wanted) -> None:
 
 def _format_inside(storage: Storage, file: File) -> str:
     """Return the name of the format that a file's first bytes tell, where its name does not."""
-    head = bytearray(min(file.size, HEAD_BYTES))
+    head = bytearray(min(file.size, SNIFF_BYTES))
     storage.read_into(file.path, 0, memoryview(head))
     if head[8:9] == b"{" and head[:1] != b"{":
         return "safetensors"
@@ -153,7 +153,7 @@ def _format_inside(storage: Storage, file: File) -> str:
         return "gguf"
     if head[:4] == b"PK\x03\x04" or head[:1] == b"\x80":
         return "torch"
-    found = looks_like(bytes(head)) or what_else(file.path) or "of a format that is not known here"
+    found = describe_foreign(bytes(head)) or what_else(file.path) or "of a format that is not known here"
     raise UnknownFormat(f"{shown(file.path)}: not a checkpoint that tensorferry reads: it is {found}")
 
 

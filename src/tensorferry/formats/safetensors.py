@@ -17,7 +17,7 @@ from tensorferry.core.boxes import Shape
 from tensorferry.core.catalogue import Catalogue, Chunk, Span, TensorEntry
 from tensorferry.core.dtypes import DTYPES, DType, Kind
 from tensorferry.errors import CorruptFile, UnsupportedDtype, shown
-from tensorferry.formats.first_bytes import HEAD_BYTES, looks_like
+from tensorferry.formats.sniff import SNIFF_BYTES, describe_foreign
 from tensorferry.formats.strict_json import JsonStream, json_kind, json_text, refuse_ambiguous
 from tensorferry.storage.base import File, Storage
 
@@ -99,8 +99,8 @@ def _header_length(storage: Storage, file: File, what: str) -> int:
 
 def _no_header(storage: Storage, file: File, what: str, fault: str) -> CorruptFile:
     """Return the error for a file that has no header where one belongs; it may be of quite another sort."""
-    head = _read(storage, file.path, 0, min(file.size, HEAD_BYTES))
-    real = None if head[8:9] == b"{" else looks_like(head)
+    head = _read(storage, file.path, 0, min(file.size, SNIFF_BYTES))
+    real = None if head[8:9] == b"{" else describe_foreign(head)
     return CorruptFile(f"{what}: this is {real} ({fault})" if real else f"{what}: {fault}")
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
-__all__ = ["SNIFF_BYTES", "describe_foreign"]
+from tensorferry.errors import shown
+
+__all__ = ["SNIFF_BYTES", "LfsPointer", "describe_foreign", "lfs_pointer"]
 
 SNIFF_BYTES = 512
 """How many first bytes of a file `describe_foreign` wants; fewer are fine where the file is shorter."""
 
 _MAGIC = (
-    (
-        b"version https://git-lfs.github.com/spec/",
-        "a Git-LFS pointer: fetch the file that it stands for (git lfs pull)",
-    ),
     (b"GGUF", "a GGUF file"),
     (b"FUGG", "a GGUF file of the other byte order"),
     (b"\x93NUMPY", "a NumPy .npy file"),
@@ -33,6 +32,22 @@ _XML = re.compile(rb"(?:\xef\xbb\xbf)?\s*<\?xml\b", re.IGNORECASE)
 _SAFETENSORS = re.compile(rb"\{\s*(?:\}|\"(?!\Z))", re.DOTALL)
 _CTRANSLATE2 = re.compile(rb"[\x01-\x0f]\0\0\0.\0[A-Z][A-Za-z0-9]+(?:Spec)?\0", re.DOTALL)
 _PICKLE = re.compile(rb"\x80[\x02-\x05]")
+_LFS_FIELD = re.compile(rb"^(oid|size) ([!-~]{1,200})$", re.MULTILINE)
+
+
+class LfsPointer(NamedTuple):
+    """What a Git-LFS pointer stands for: the object's id (``sha256:…``) and size, as the pointer says them."""
+
+    oid: str
+    size: str
+
+
+def lfs_pointer(head: bytes) -> LfsPointer | None:
+    """Return the pointer that `head` is, if it is one (https://git-lfs.com/spec: text, version line first)."""
+    if not head.startswith(b"version https://git-lfs"):
+        return None
+    fields = {key.decode(): shown(value.decode()) for key, value in _LFS_FIELD.findall(head)}
+    return LfsPointer(fields.get("oid", "unknown"), fields.get("size", "unknown"))
 
 
 def describe_foreign(first_bytes: bytes) -> str | None:
@@ -48,6 +63,11 @@ def describe_foreign(first_bytes: bytes) -> str | None:
     head = first_bytes[:SNIFF_BYTES]
     if head and not head.strip(b"\0"):
         return "all zeros at its start: a download that reserved its space and did not finish"
+    if pointer := lfs_pointer(head):
+        return (
+            f"a Git-LFS pointer for {pointer.oid} ({pointer.size} bytes), not the weights themselves; "
+            "fetch them with `git lfs pull`"
+        )
     for magic, words in _MAGIC:
         if head.startswith(magic):
             return words

@@ -10,7 +10,9 @@ from safetensors.torch import save
 
 from helpers.checkpoints import ar
 from helpers.torch_files import legacy, saved
-from tensorferry.formats.sniff import SNIFF_BYTES, describe_foreign
+from tensorferry.formats.sniff import SNIFF_BYTES, LfsPointer, describe_foreign, lfs_pointer
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 12345\n"
 
 
 def npy() -> bytes:
@@ -49,3 +51,21 @@ def test_says_what_a_file_is(words: str, data: bytes) -> None:
 @pytest.mark.parametrize("data", [b"", b"\1", b"weights", b"\x80", b"<", b"\xff" * 600])
 def test_is_silent_about_what_it_does_not_know(data: bytes) -> None:
     assert describe_foreign(data) is None
+
+
+def test_a_pointer_says_what_it_stands_for() -> None:
+    assert lfs_pointer(POINTER) == LfsPointer("sha256:abc", "12345")
+    assert "sha256:abc (12345 bytes)" in str(describe_foreign(POINTER))
+
+
+def test_a_cut_pointer_is_still_one() -> None:
+    assert lfs_pointer(POINTER[:45]) == LfsPointer("unknown", "unknown")
+
+
+def test_text_that_only_speaks_of_pointers_is_none() -> None:
+    assert lfs_pointer(b"\n" + POINTER) is None
+
+
+def test_a_few_bytes_are_enough_where_there_is_a_magic_number() -> None:
+    assert describe_foreign(b"GGUF\x03\0\0\0") == "a GGUF file"
+    assert describe_foreign(b"\x12\x34\x56") is None
