@@ -103,3 +103,10 @@ def test_a_slot_takes_as_many_elements_as_it_fills() -> None:
 def test_a_window_is_a_region_of_the_logical_tensor() -> None:
     with pytest.raises(ValueError, match="no region of the logical shape"):
         Slot(Region.whole((2, 3)), (4, 4), rows((4, 3), 0, 2))
+
+
+def test_a_slot_of_a_part_of_a_parameter_takes_the_whole_of_its_logical_tensor() -> None:
+    whole = Slot.of(rows((8, 3), 0, 4), (4, 3))
+    assert whole.window == Region.whole((4, 3))
+    with pytest.raises(ValueError, match="takes 9 elements for 12"):
+        Slot.of(rows((8, 3), 0, 4), (3, 3))

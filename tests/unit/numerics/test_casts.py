@@ -47,6 +47,11 @@ def test_a_type_without_infinity_saturates_and_that_is_an_overflow(target: str) 
     assert loss == Loss(overflow=2, underflow=1)
 
 
+def test_infinities_that_the_type_cannot_hold_are_an_overflow() -> None:
+    _, loss = _cast([float("inf"), float("-inf"), float("nan"), 1.0], "bfloat16", "float8_e4m3fn")
+    assert loss == Loss(overflow=2)
+
+
 def test_the_largest_half_takes_what_rounds_to_it() -> None:
     into, loss = _cast([65504.0, 65519.0, 65521.0], "float32", "float16")
     assert into.tolist() == [65504, 65504, float("inf")]
