@@ -13,6 +13,7 @@ from tensorferry.core.coverage import check_slots, uncovered
 from tensorferry.core.dtypes import DTYPES, Cast, DType, Kind, cast_kind
 from tensorferry.core.plan import Dropped, Plan, Step, Strictness
 from tensorferry.core.ruleset import COMMON_LEFTOVERS, Destination, RuleSet
+from tensorferry.core.scales import unscaled
 from tensorferry.core.steps import as_numbers, cut_block, dequantized, is_packed, is_placing, steps_of
 from tensorferry.core.strays import Strays, listed, suggestions
 from tensorferry.core.target import Slot, Target, TargetTensor
@@ -83,6 +84,7 @@ class _Planner:
         for tensor in owned.values():
             self._close(tensor)
         self._report_leftovers(owned)
+        self._report_unscaled(owned)
         specs = {t.name: TensorSpec(t.dtype, t.shape) for t in owned.values()}
         aliases = {t.name: self.owner_of(t) for t in self.target.values() if t.alias_of is not None}
         return Plan(tuple(self.steps), specs, aliases, tuple(self.dropped), tuple(self.problems))
@@ -240,6 +242,13 @@ class _Planner:
             # Where parameters are missing, what rules lead nowhere is likely why.
             fatal = strict or (stuck and self.strays.untold(name))
             self.problems.append(Problem(ProblemKind.UNEXPECTED, name, detail, fatal=fatal))
+
+    def _report_unscaled(self, owned: Target) -> None:
+        specs = {t.name: TensorSpec(t.dtype, t.shape) for t in owned.values()}
+        for name, scale in unscaled(self.steps, specs, [name for name, _ in self.leftovers]):
+            detail = f"its numbers are to be multiplied by {scale}, which no rule does"
+            fatal = self.strict.lossy == "error"
+            self.problems.append(Problem(ProblemKind.LOSSY_DTYPE, name, detail, fatal=fatal))
 
 
 def _explained(missing: Problem, near: tuple[str, ...], astray: str) -> Problem:
