@@ -18,7 +18,7 @@ class ProblemKind(Enum):
     SHAPE = "shape"
     """An entry whose shape is not the one that its slot takes."""
     LOSSY_DTYPE = "lossy dtype"
-    """A cast that changes the sort of number, integers into floats for example."""
+    """A cast that changes the sort of number, or widens a quantized weight without the scale beside it."""
     UNSUPPORTED_DTYPE = "unsupported dtype"
     """An entry of a type that is not known here, so that its values cannot be read."""
     GAP = "gap"
