@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tensorferry.errors import ConfigError, CorruptFile, LocateError, shown
 from tensorferry.storage.base import Storage
+from tensorferry.storage.reading import read_bytes
 
 __all__ = ["BESIDE", "MAX_MANIFEST_BYTES", "Manifest", "given_manifest", "manifest_beside", "parse_manifest"]
 
@@ -75,8 +76,7 @@ def manifest_beside(storage: Storage) -> Manifest:
         return Manifest(BESIDE, {})
     if file.size > MAX_MANIFEST_BYTES:
         raise CorruptFile(f"{BESIDE} ({storage.uri}): a manifest has at most {MAX_MANIFEST_BYTES:,} bytes")
-    data = bytearray(file.size)
-    storage.read_into(BESIDE, 0, memoryview(data))
+    data = read_bytes(storage, BESIDE, 0, file.size)
     return Manifest(BESIDE, parse_manifest(data.decode("utf-8", "surrogateescape"), what=f"{BESIDE} ({storage.uri})"))
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from tensorferry.core.boxes import Box, Region, strides_of
@@ -22,11 +20,9 @@ from tensorferry.numerics.memory import bytes_of, strided_view
 from tensorferry.numerics.torch_dtypes import torch_dtype, torch_shape
 from tensorferry.progress import SILENT, Progress
 from tensorferry.storage.base import Storage
+from tensorferry.storage.reading import ReadInto
 
-__all__ = ["ReadInto", "SimpleExecutor", "entry_in", "read_entry", "read_entry_through"]
-
-ReadInto = Callable[[str, int, memoryview], None]
-"""Fills the view exactly from an offset of a path, or raises; `Storage.read_into` is one."""
+__all__ = ["SimpleExecutor", "entry_in", "read_entry", "read_entry_through"]
 
 
 class SimpleExecutor:

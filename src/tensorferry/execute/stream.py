@@ -14,8 +14,9 @@ from tensorferry.config import ReadOptions
 from tensorferry.core.catalogue import TensorEntry
 from tensorferry.errors import ReadError
 from tensorferry.execute.base import Counters
-from tensorferry.execute.simple import ReadInto, entry_in, read_entry, read_entry_through
+from tensorferry.execute.simple import entry_in, read_entry, read_entry_through
 from tensorferry.storage.base import Storage, SupportsMap
+from tensorferry.storage.reading import ReadInto
 
 __all__ = ["mapped", "stream"]
 

@@ -23,7 +23,8 @@ from tensorferry.execute.placing import in_place, perform
 from tensorferry.execute.staging import Staging
 from tensorferry.numerics.memory import bytes_of
 from tensorferry.progress import SILENT, Progress
-from tensorferry.storage.base import Storage, SupportsScatter
+from tensorferry.storage.base import Storage
+from tensorferry.storage.reading import scatter
 
 __all__ = ["ThreadedExecutor"]
 
@@ -128,8 +129,9 @@ class _Run:
             for n, read in enumerate(batch.reads):
                 if self.cancelled.is_set():
                     return counters
+                outs = direct[n].outs if n in direct else [staged[n]]
                 with reading_for(self._entries(batch, n)):
-                    self._read(read, [bytes_of(t) for t in direct[n].outs] if n in direct else [bytes_of(staged[n])])
+                    scatter(self.storage, read.file, read.offset, [bytes_of(out) for out in outs])
                 counters.direct_bytes += direct[n].placed if n in direct else 0
                 counters.bytes_read += read.length
                 counters.reads += 1
@@ -137,15 +139,6 @@ class _Run:
                 name = self.schedule.plan.steps[task.step].parameter
                 counters.lost(name, perform(self.schedule.plan, task, staged, self.parameters[name]))
         return counters
-
-    def _read(self, read: Read, outs: Sequence[memoryview]) -> None:
-        if isinstance(self.storage, SupportsScatter):
-            self.storage.read_vector(read.file, read.offset, outs)
-            return
-        at = read.offset
-        for out in outs:
-            self.storage.read_into(read.file, at, out)
-            at += len(out)
 
     def _entries(self, batch: Batch, read: int) -> Iterator[str]:
         """Yield the names of the entries that a read brings bytes of."""

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from tensorferry.errors import CorruptFile, UnsafeFile, shown
 from tensorferry.formats.strict_json import JsonStream, json_kind, refuse_ambiguous
 from tensorferry.storage.base import File, Storage
+from tensorferry.storage.reading import read_bytes
 
 __all__ = ["MAX_INDEX_BYTES", "check_index_size", "parse_index", "read_index"]
 
@@ -55,9 +56,7 @@ def parse_index(data: bytes, *, what: str) -> dict[str, str]:
 
 def _windows(storage: Storage, file: File) -> Iterator[bytes]:
     for at in range(0, file.size, _WINDOW):
-        window = bytearray(min(_WINDOW, file.size - at))
-        storage.read_into(file.path, at, memoryview(window))
-        yield bytes(window)
+        yield read_bytes(storage, file.path, at, min(_WINDOW, file.size - at))
 
 
 def _parsed(pieces: Iterable[bytes], what: str) -> dict[str, str]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from tensorferry.core.catalogue import Catalogue, Chunk, Span, TensorEntry
 from tensorferry.errors import CorruptFile, FormatError, shown
 from tensorferry.formats.base import Selection
 from tensorferry.storage.base import Storage
+from tensorferry.storage.reading import ReadInto
 
-__all__ = ["ReadInto", "merge", "same_values"]
-
-ReadInto = Callable[[str, int, memoryview], None]
-"""Fills the view exactly from an offset of a path, or raises; `Storage.read_into` is one."""
+__all__ = ["merge", "same_values"]
 
 _BLOCK = 4 << 20
 

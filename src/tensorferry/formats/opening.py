@@ -21,6 +21,7 @@ from tensorferry.formats.selection import Wanted, select, select_file
 from tensorferry.formats.sniff import SNIFF_BYTES, describe_foreign
 from tensorferry.storage.base import File, Storage
 from tensorferry.storage.local import LocalStorage
+from tensorferry.storage.reading import read_bytes
 
 __all__ = ["FILE_FORMATS", "Opened", "file_format", "open_files"]
 
@@ -145,15 +146,14 @@ def _refuse_for_a_file(path: str | os.PathLike[str], wanted: Wanted) -> None:
 
 def _format_inside(storage: Storage, file: File) -> str:
     """Return the name of the format that a file's first bytes tell, where its name does not."""
-    head = bytearray(min(file.size, SNIFF_BYTES))
-    storage.read_into(file.path, 0, memoryview(head))
+    head = read_bytes(storage, file.path, 0, min(file.size, SNIFF_BYTES))
     if head[8:9] == b"{" and head[:1] != b"{":
         return "safetensors"
     if head[:4] == b"GGUF":
         return "gguf"
     if head[:4] == b"PK\x03\x04" or head[:1] == b"\x80":
         return "torch"
-    found = describe_foreign(bytes(head)) or what_else(file.path) or "of a format that is not known here"
+    found = describe_foreign(head) or what_else(file.path) or "of a format that is not known here"
     raise UnknownFormat(f"{shown(file.path)}: not a checkpoint that tensorferry reads: it is {found}")
 
 

@@ -20,6 +20,7 @@ from tensorferry.errors import CorruptFile, UnsupportedDtype, shown
 from tensorferry.formats.sniff import SNIFF_BYTES, describe_foreign
 from tensorferry.formats.strict_json import JsonStream, json_kind, json_text, refuse_ambiguous
 from tensorferry.storage.base import File, Storage
+from tensorferry.storage.reading import read_bytes
 
 __all__ = ["MAX_HEADER", "MAX_RANK", "MAX_TENSORS", "SAFETENSORS_DTYPES", "SafetensorsFormat", "fills_bytes"]
 
@@ -86,7 +87,7 @@ def _header_length(storage: Storage, file: File, what: str) -> int:
     if file.size < 8:
         empty = "it is empty, an unfinished download most likely; " if not file.size else ""
         raise CorruptFile(f"{what}: {empty}a safetensors file has at least 8 bytes, this one {file.size}")
-    (length,) = struct.unpack("<Q", _read(storage, file.path, 0, 8))
+    (length,) = struct.unpack("<Q", read_bytes(storage, file.path, 0, 8))
     if length > MAX_HEADER:
         raise _no_header(storage, file, what, f"header of {length} bytes, the limit of the format is {MAX_HEADER}")
     if length > file.size - 8:
@@ -99,20 +100,14 @@ def _header_length(storage: Storage, file: File, what: str) -> int:
 
 def _no_header(storage: Storage, file: File, what: str, fault: str) -> CorruptFile:
     """Return the error for a file that has no header where one belongs; it may be of quite another sort."""
-    head = _read(storage, file.path, 0, min(file.size, SNIFF_BYTES))
+    head = read_bytes(storage, file.path, 0, min(file.size, SNIFF_BYTES))
     real = None if head[8:9] == b"{" else describe_foreign(head)
     return CorruptFile(f"{what}: this is {real} ({fault})" if real else f"{what}: {fault}")
 
 
-def _read(storage: Storage, path: str, offset: int, length: int) -> bytes:
-    data = bytearray(length)
-    storage.read_into(path, offset, memoryview(data))
-    return bytes(data)
-
-
 def _windows(storage: Storage, file: File, length: int, what: str) -> Iterator[bytes]:
     for offset in range(0, length, _WINDOW):
-        window = _read(storage, file.path, 8 + offset, min(_WINDOW, length - offset))
+        window = read_bytes(storage, file.path, 8 + offset, min(_WINDOW, length - offset))
         if not offset and window[:1] != b"{":
             raise _no_header(storage, file, what, f"the header must start with '{{', it starts with {window[:1]!r}")
         yield window

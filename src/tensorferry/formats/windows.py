@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tensorferry.errors import CorruptFile, shown
 from tensorferry.storage.base import File, Storage
+from tensorferry.storage.reading import read_bytes
 
 __all__ = ["Stream", "Window"]
 
@@ -37,9 +38,8 @@ class Window:
         return self._bytes[at : at + length]
 
     def _load(self, offset: int, length: int) -> None:
-        block = bytearray(min(max(length, self._block), self.file.size - offset))
-        self._storage.read_into(self.file.path, offset, memoryview(block))
-        self._start, self._bytes = offset, bytes(block)
+        block = min(max(length, self._block), self.file.size - offset)
+        self._start, self._bytes = offset, read_bytes(self._storage, self.file.path, offset, block)
 
 
 class Stream:

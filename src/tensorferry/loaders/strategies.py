@@ -20,7 +20,8 @@ from tensorferry.execute.base import Counters, Executor, OnReady, Parameters
 from tensorferry.execute.stream import stream
 from tensorferry.execute.threaded import ThreadedExecutor
 from tensorferry.progress import SILENT, Progress
-from tensorferry.storage.base import File, Storage, SupportsReadAhead, SupportsScatter
+from tensorferry.storage.base import File, Storage, SupportsReadAhead
+from tensorferry.storage.reading import scatter
 
 __all__ = ["Ahead", "Eager", "EagerExecutor", "Prefetch", "PrefetchExecutor", "executor_for", "halved", "streamed"]
 
@@ -89,14 +90,6 @@ class Ahead:
     def _go_ahead(self) -> None:
         raise NotImplementedError
 
-    def _pass_on(self, path: str, offset: int, outs: Sequence[memoryview]) -> None:
-        if isinstance(self._inner, SupportsScatter):
-            self._inner.read_vector(path, offset, outs)
-            return
-        for out in outs:
-            self._inner.read_into(path, offset, out)
-            offset += out.nbytes
-
 
 class Prefetch(Ahead):
     """Announces reads to the storage before they come, so that the kernel has their bytes ready."""
@@ -104,7 +97,7 @@ class Prefetch(Ahead):
     _used = _announced = 0
 
     def read_vector(self, path: str, offset: int, outs: Sequence[memoryview]) -> None:
-        self._pass_on(path, offset, outs)
+        scatter(self._inner, path, offset, outs)
         with self._turn:
             self._used += sum(out.nbytes for out in outs)
             self._turn.notify_all()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tensorferry.errors import LocateError, shown
-from tensorferry.storage.base import File, Storage, SupportsReadAhead, SupportsScatter
+from tensorferry.storage.base import File, Storage, SupportsReadAhead
+from tensorferry.storage.reading import scatter
 
 __all__ = ["JoinedStorage"]
 
@@ -41,12 +42,7 @@ class JoinedStorage:
     def read_vector(self, path: str, offset: int, outs: Sequence[memoryview]) -> None:
         """Fill `outs` one after the other, with one read where the part can."""
         _, part, inner = self._find(path)
-        if isinstance(part, SupportsScatter):
-            part.read_vector(inner, offset, outs)
-            return
-        for out in outs:
-            part.read_into(inner, offset, out)
-            offset += out.nbytes
+        scatter(part, inner, offset, outs)
 
     def read_ahead(self, path: str, offset: int, length: int) -> None:
         """Pass the hint on to parts that take it."""

@@ -1,0 +1,29 @@
+"""Reading from any storage, whatever it can do beyond the least. What storages are is in `base`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tensorferry.storage.base import Storage, SupportsScatter
+
+__all__ = ["ReadInto", "read_bytes", "scatter"]
+
+ReadInto = Callable[[str, int, memoryview], None]
+"""Fills the view exactly from an offset of a path, or raises; `Storage.read_into` is one."""
+
+
+def read_bytes(storage: Storage, path: str, offset: int, length: int) -> bytes:
+    """Return exactly `length` bytes of `path` from `offset`, or raise ReadError."""
+    data = bytearray(length)
+    storage.read_into(path, offset, memoryview(data))
+    return bytes(data)
+
+
+def scatter(storage: Storage, path: str, offset: int, outs: Sequence[memoryview]) -> None:
+    """Fill `outs` one after the other from one contiguous range of `path`: with one read where `storage` can."""
+    if isinstance(storage, SupportsScatter):
+        storage.read_vector(path, offset, outs)
+        return
+    for out in outs:
+        storage.read_into(path, offset, out)
+        offset += out.nbytes
