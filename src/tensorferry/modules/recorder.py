@@ -117,6 +117,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         memory = self.memory.get(key_of(tensor))
         return memory is not None and memory.contents.touched
 
+    def taint(self, tensor: torch.Tensor) -> frozenset[str]:
+        """Return the entries that the values of `tensor` come from; none for memory that was not seen here."""
+        memory = self.memory.get(key_of(tensor))
+        return frozenset() if memory is None else frozenset(memory.contents.taint)
+
     def refuse(self, why: str) -> None:
         """Stop the loader, which is about to look at values that are not there."""
         self.unfollowed = self.unfollowed or why

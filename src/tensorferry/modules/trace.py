@@ -82,6 +82,8 @@ def trace(
         return _everything_streamed(target, entries, run, run.unfollowed)
     account = _Account(target, strict or Strictness(), entries)
     for name, tensor in _owned(model, target):
+        if name in run.kept:
+            continue
         account.settle(target[name], tensor, run.memory[key_of(tensor)])
     account.add_opaque_leftovers(run)
     stream = [e for e in entries if e.name in account.stream]
@@ -160,9 +162,9 @@ def _run(model: nn.Module, loader: LoadWeights, entries: Sequence[TensorEntry]) 
     try:
         result = _under_watch(loader, recorder, entries)
         kept = {
-            name: frozenset(recorder.memory[key_of(t)].contents.taint)
+            name: recorder.taint(t)
             for name, t in attribute_tensors(model)
-            if key_of(t) not in memory and recorder.touched(t)
+            if key_of(t) not in memory and (recorder.touched(t) or recorder.taint(t))
         }
     finally:
         saved.restore()

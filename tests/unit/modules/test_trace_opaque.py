@@ -257,6 +257,19 @@ def test_a_new_parameter_object_is_opaque_and_the_old_one_stays_while_tracing(fo
     assert traced.stream == ("a",)
 
 
+def test_a_parameter_that_is_replaced_by_the_entry_itself_is_opaque(folder: Path) -> None:
+    def replace(model: Model, parameters: dict[str, torch.Tensor], name: str, weight: torch.Tensor) -> None:
+        if name == "a":
+            model.a = nn.Parameter(weight)
+        else:
+            parameters[name].copy_(weight)
+
+    loaded = both(folder, replace)
+    assert list(loaded.traced.opaque) == ["a"]
+    assert loaded.traced.stream == ("a",)
+    assert not loaded.traced.plan.problems
+
+
 def test_attributes_that_the_loader_sets_are_taken_back_and_set_again_by_streaming(folder: Path) -> None:
     def each(model: Model, parameters: dict[str, torch.Tensor], name: str, weight: torch.Tensor) -> None:
         if name == "norm":
