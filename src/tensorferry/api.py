@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -41,6 +40,7 @@ from tensorferry.modules.tie import settle_ties
 from tensorferry.problems import Problem, ProblemKind
 from tensorferry.progress import SILENT, Progress, progress_of
 from tensorferry.report import Report
+from tensorferry.timing import timed
 from tensorferry.verify import verify_files
 
 __all__ = ["Prepared", "load", "plan", "prepare", "refuse_misfit", "run"]
@@ -96,11 +96,11 @@ def load(
     refuse_nonsense(model, rules, strict)
     telling, settled = progress_of(progress), _settled(model, device)
     with _opened(path, options, opening) as checkpoint:
-        clock = _Clock()
-        with clock("verify") if verify else nullcontext():
+        seconds: dict[str, float] = {}
+        with timed(seconds, "verify") if verify else nullcontext():
             verified = verify_files(checkpoint, progress=telling).summary if verify else Prepared.verified
         prepared = prepare(model, checkpoint, rules=rules, strict=strict)
-        prepared = replace(prepared, verified=verified, seconds={**clock.seconds, **prepared.seconds})
+        prepared = replace(prepared, verified=verified, seconds={**seconds, **prepared.seconds})
         return run(model, prepared, device=settled, strict=strict, progress=telling)
 
 
@@ -136,10 +136,11 @@ def prepare(
     ConfigError for a model, rules or strictness that are none.
     """
     refuse_nonsense(model, rules, strict)
-    clock, compared = _Clock(), _Compared(checkpoint)
-    with clock("describe"):
+    seconds: dict[str, float] = {}
+    compared = _Compared(checkpoint)
+    with timed(seconds, "describe"):
         how = _adapted(model, checkpoint, target, rules)
-    with clock("plan"), collector_paused():
+    with timed(seconds, "plan"), collector_paused():
         target, untied = settle_ties(checkpoint.catalogue, how.target, how.rules, compared)
         strict = strict or Strictness()
         lenient = replace(strict, may_miss=(*strict.may_miss, *how.may_miss))
@@ -147,7 +148,7 @@ def prepare(
         made = replace(made, problems=(*made.problems, *_unused(checkpoint, target, rules, strict)))
     return Prepared(
         checkpoint, target, made, (*how.notes, *untied), how.derive,
-        seconds=clock.seconds, bytes_compared=compared.nbytes, hint=_hint(model, how, rules),
+        seconds=seconds, bytes_compared=compared.nbytes, hint=_hint(model, how, rules),
     )  # fmt: skip
 
 
@@ -210,9 +211,9 @@ def run(
     refuse_misfit(prepared)
     settled = _settled(model, device)
     refuse_unwritable(made, {p.name: p.tensor for p in places(model)})
-    clock = _Clock(prepared.seconds)
+    seconds = dict(prepared.seconds)
     executor = executor or ThreadedExecutor(options.workers)
-    with clock("schedule"), collector_paused():
+    with timed(seconds, "schedule"), collector_paused():
         schedule = lower(
             made,
             max_gap=options.max_gap,
@@ -230,19 +231,19 @@ def run(
     where = shown(prepared.checkpoint.uri, 300)
     logger.info("loading %s: %s bytes to read", where, f"{schedule.bytes_read:,}")
     with _telling_what_was_touched(parameters), torch.no_grad():
-        with clock("load"):
+        with timed(seconds, "load"):
             counters = executor.run(
                 schedule, prepared.checkpoint.storage, parameters, on_ready=ready, progress=progress
             )
             prepared.checkpoint.storage.check_unchanged()
-        with clock("finalize"):
+        with timed(seconds, "finalize"):
             _refuse_losses(counters, strict or Strictness())
             _materialize_empty(parameters, made)
             computed = prepared.derive(model, settled)
             completion.finish()
             refuse_unfilled(model, _unfilled(parameters, made))
             model.eval()
-    report = _report(prepared, executor, counters, tuple(computed), completion.processed, clock.seconds)
+    report = _report(prepared, executor, counters, tuple(computed), completion.processed, seconds)
     report = replace(report, devices=_devices(model))
     for warning in report.warnings:
         logger.warning("%s: %s", where, shown(warning, 1000))
@@ -382,18 +383,3 @@ def _report(
         verified=prepared.verified,
         seconds=seconds,
     )
-
-
-class _Clock:
-    """Seconds per phase, in the order in which the phases began."""
-
-    def __init__(self, before: Mapping[str, float] | None = None) -> None:
-        self.seconds: dict[str, float] = dict(before or {})
-
-    @contextmanager
-    def __call__(self, phase: str) -> Iterator[None]:
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - began

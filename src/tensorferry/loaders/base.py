@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
 
@@ -21,8 +19,9 @@ from tensorferry.modules.finalize import Completion
 from tensorferry.modules.surroundings import building, usable_device
 from tensorferry.progress import SILENT, Progress, for_stream
 from tensorferry.report import Report
+from tensorferry.timing import timed
 
-__all__ = ["BaseModelLoader", "Build", "NoOptions", "checked", "timed"]
+__all__ = ["BaseModelLoader", "Build", "NoOptions", "checked"]
 
 logger = logging.getLogger(__name__)
 
@@ -99,16 +98,6 @@ class BaseModelLoader(ABC):
     def progress(self) -> Progress:
         """What is told of the load: nothing, unless that was configured."""
         return for_stream() if self.load_config.progress else SILENT
-
-
-@contextmanager
-def timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
-    """Add the time that the block takes to `seconds`, under `phase`."""
-    began = time.perf_counter()
-    try:
-        yield
-    finally:
-        seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - began
 
 
 def checked(name: str, value: object, kind: type[_T]) -> _T:

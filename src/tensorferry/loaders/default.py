@@ -17,12 +17,13 @@ from tensorferry.errors import ConfigError
 from tensorferry.execute.base import Counters
 from tensorferry.formats.file_names import LOAD_FORMATS
 from tensorferry.loaders import building, sources
-from tensorferry.loaders.base import BaseModelLoader, timed
+from tensorferry.loaders.base import BaseModelLoader
 from tensorferry.loaders.own_loader import brings_own_loader, prepare_own
 from tensorferry.loaders.sources import NameFilter, locate, open_sources, sieve
 from tensorferry.loaders.strategies import executor_for, halved, streamed
 from tensorferry.modules.describe import places
 from tensorferry.report import Report
+from tensorferry.timing import timed
 
 __all__ = ["DefaultModelLoader"]
 

@@ -14,7 +14,7 @@ from tensorferry.core.target import Target
 from tensorferry.errors import ConfigError
 from tensorferry.formats.file_names import is_side_file
 from tensorferry.loaders import building
-from tensorferry.loaders.base import BaseModelLoader, timed
+from tensorferry.loaders.base import BaseModelLoader
 from tensorferry.loaders.dummy_values import fill
 from tensorferry.modules.adapters import Derive, adapt
 from tensorferry.modules.describe import describe
@@ -22,6 +22,7 @@ from tensorferry.modules.finalize import Completion, derive_buffers, refuse_unfi
 from tensorferry.modules.materialize import Materialized
 from tensorferry.report import Report
 from tensorferry.storage.hub import fetch_snapshot
+from tensorferry.timing import timed
 
 __all__ = ["DummyModelLoader", "DummyOptions"]
 

@@ -5,7 +5,6 @@ Whatever is streamed is watched, so that what the loader leaves out is found, wh
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -37,6 +36,7 @@ from tensorferry.problems import Problem, ProblemKind
 from tensorferry.progress import SILENT, Progress
 from tensorferry.report import Report
 from tensorferry.storage.base import Storage
+from tensorferry.timing import timed
 
 __all__ = ["SelfLoad", "brings_own_loader", "prepare_own"]
 
@@ -51,18 +51,18 @@ def brings_own_loader(model: nn.Module) -> bool:
 
 def prepare_own(model: nn.Module, checkpoint: Checkpoint, config: LoadConfig, strict: Strictness) -> SelfLoad:
     """Return what is to be done to fill `model` through its own loader. Touches nothing, raises no PlanError."""
-    began = time.perf_counter()
-    target = describe(model)
-    if config.own_loader == "trace":
-        traced = trace(model, checkpoint.catalogue, strict=strict)
-    else:
-        traced = _all_streamed(target, checkpoint.catalogue)
+    seconds: dict[str, float] = {}
+    with timed(seconds, "trace"):
+        target = describe(model)
+        if config.own_loader == "trace":
+            traced = trace(model, checkpoint.catalogue, strict=strict)
+        else:
+            traced = _all_streamed(target, checkpoint.catalogue)
     findings = (*traced.plan.problems, *unused_patterns(strict, target))
     plan = replace(traced.plan, problems=findings)
     notes = _unknown(traced.loaded or (), target)
     if traced.fallback is not None:
         notes = [f"the model's load_weights could not be traced: it {traced.fallback}"]
-    seconds = {"trace": time.perf_counter() - began}
     prepared = Prepared(checkpoint, target, plan, notes=tuple(notes), seconds=seconds)
     return SelfLoad(model, prepared, traced, config, strict)
 
