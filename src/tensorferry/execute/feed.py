@@ -8,12 +8,11 @@ import torch
 
 from tensorferry.core.boxes import Box, Region
 from tensorferry.core.plan import Plan, Step
-from tensorferry.core.transforms import TensorSpec
 from tensorferry.errors import PlanError, shown
 from tensorferry.execute.base import Counters, OnReady, Parameters, Remaining
 from tensorferry.execute.placing import region_of, write
+from tensorferry.execute.simple import made_of
 from tensorferry.numerics.casts import fill
-from tensorferry.numerics.compute import compute_whole
 from tensorferry.numerics.torch_dtypes import torch_dtype, torch_shape
 
 __all__ = ["Feeder"]
@@ -84,14 +83,7 @@ class Feeder:
             )
 
     def _fill(self, step: Step) -> None:
-        wholes = [self._held[s.entry.name] for s in step.sources]
-        if step.via is None:
-            values = region_of(wholes[0].contiguous(), step.sources[0].region, step.sources[0].entry.dtype)
-        else:
-            assert step.window is not None
-            specs = [TensorSpec(s.entry.dtype, s.entry.shape) for s in step.sources]
-            whole = compute_whole(step.via, wholes, specs)
-            values = region_of(whole.contiguous(), step.window, step.via.infer(specs).dtype)
+        values = made_of(step, [self._held[s.entry.name] for s in step.sources])
         shape = tuple(values.shape)
         loss = write(self._target(step), values, Box.whole(shape), Region.whole(shape))
         self._counters.lost(step.parameter, loss)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from tensorferry.core.boxes import Box, Region, strides_of
@@ -22,7 +24,7 @@ from tensorferry.progress import SILENT, Progress
 from tensorferry.storage.base import Storage
 from tensorferry.storage.reading import ReadInto
 
-__all__ = ["SimpleExecutor", "entry_in", "read_entry", "read_entry_through"]
+__all__ = ["SimpleExecutor", "entry_in", "made_of", "read_entry", "read_entry_through"]
 
 
 class SimpleExecutor:
@@ -70,13 +72,17 @@ def _values(step: Step, storage: Storage, counters: Counters) -> torch.Tensor:
         counters.bytes_read += source.entry.nbytes
         counters.reads += len(source.entry.chunks)
         counters.staging_peak = max(counters.staging_peak, sum(w.nbytes for w in wholes))
+    return made_of(step, wholes)
+
+
+def made_of(step: Step, wholes: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return what `step` puts into its parameter, made of its whole entries, in their order; may alias one of them."""
     if step.via is None:
-        return region_of(wholes[0], step.sources[0].region, step.sources[0].entry.dtype)
+        return region_of(wholes[0].contiguous(), step.sources[0].region, step.sources[0].entry.dtype)
     assert step.window is not None
     specs = [TensorSpec(s.entry.dtype, s.entry.shape) for s in step.sources]
-    made = step.via.infer(specs)
-    values = compute_whole(step.via, wholes, specs)
-    return region_of(values.contiguous(), step.window, made.dtype)
+    whole = compute_whole(step.via, wholes, specs)
+    return region_of(whole.contiguous(), step.window, step.via.infer(specs).dtype)
 
 
 def read_entry(storage: Storage, entry: TensorEntry) -> torch.Tensor:
