@@ -115,7 +115,8 @@ def write(into: torch.Tensor, values: torch.Tensor, box: Box, whole: Region) -> 
     if _squeezed(tuple(into.shape)) == _squeezed(shape):
         kept = [d for d, n in enumerate(shape) if n != 1]
         inner = tuple(slice(box.start[d], box.stop[d]) for d in kept)
-        return copy_counting(into.squeeze()[inner], values.squeeze() if values.dim() else values)
+        # Not all that is 1 in the values: a single row of many stays a row.
+        return copy_counting(into.squeeze()[inner], values.squeeze(tuple(d for d, n in enumerate(shape) if n == 1)))
     return _write_interval(into, values, box, shape)
 
 

@@ -56,6 +56,18 @@ def test_a_parameter_of_another_shape_gets_the_same_order(shape: tuple[int, ...]
     assert into.reshape(-1).tolist() == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.parametrize("shape", [(1, 2, 2), (2, 2, 1)])
+@pytest.mark.parametrize("box", [Box((1, 0), (2, 2)), Box((0, 1), (2, 2)), Box((1, 1), (2, 2))])
+def test_a_single_row_or_column_lands_in_a_part_that_has_other_ones_and_lies_scattered(
+    shape: tuple[int, ...], box: Box
+) -> None:
+    into = torch.zeros(*shape, 3)[..., 1]
+    write(into, torch.ones(box.shape), box, Region.whole((2, 2)))
+    expected = torch.zeros(2, 2)
+    expected[box.slices] = 1
+    assert torch.equal(into.reshape(2, 2), expected)
+
+
 def test_a_column_block_reaches_a_flat_parameter_row_by_row() -> None:
     into = torch.zeros(6)
     write(into, torch.tensor([[1.0], [2.0]]), Box((0, 1), (2, 2)), Region.whole((2, 3)))
