@@ -17,15 +17,15 @@ from tensorferry.arguments import refuse_nonsense
 from tensorferry.checkpoint import Checkpoint, OpeningOptions, open_checkpoint, refuse_unknown_options
 from tensorferry.collector import collector_paused
 from tensorferry.config import ReadOptions
+from tensorferry.core.amounts import counted
 from tensorferry.core.catalogue import TensorEntry
-from tensorferry.core.explain import counted
 from tensorferry.core.lower import lower
 from tensorferry.core.plan import Plan, Strictness
 from tensorferry.core.planning import make_plan
 from tensorferry.core.ruleset import RuleSet
 from tensorferry.core.target import Target
 from tensorferry.core.unused import unused_patterns, unused_rules
-from tensorferry.core.wrappers import unwrapping
+from tensorferry.core.wrappers import stripping_told, unwrapping
 from tensorferry.errors import ConfigError, FinalizeError, PlanError, TensorferryError, shown
 from tensorferry.execute.base import Counters, Executor
 from tensorferry.execute.placing import refuse_unwritable
@@ -266,7 +266,7 @@ def _guessed_rules(checkpoint: Checkpoint, target: Target) -> tuple[RuleSet, lis
     found = unwrapping(checkpoint.catalogue, target.keys())
     if found is None:
         return RuleSet(), []
-    return found[0], [f"the prefix {found[1]} that a wrapper left on every name was stripped"]
+    return found[0], [stripping_told(found[1])]
 
 
 @contextmanager

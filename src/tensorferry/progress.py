@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from tensorferry.core.explain import human_bytes
+from tensorferry.core.amounts import human_bytes
 from tensorferry.errors import ConfigError, shown
 
 if TYPE_CHECKING:

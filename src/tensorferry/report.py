@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from tensorferry.core.explain import counted, human_bytes
+from tensorferry.core.amounts import counted, human_bytes
 from tensorferry.core.names import fold
 from tensorferry.errors import shown
 

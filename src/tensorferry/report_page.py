@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from html import escape
 from string import Template
 
-from tensorferry.core.explain import human_bytes
+from tensorferry.core.amounts import counted, human_bytes
 from tensorferry.core.names import fold
 from tensorferry.errors import shown
 from tensorferry.report import Report, by_reason
@@ -74,7 +74,7 @@ $account
 
 def page(report: Report) -> str:
     """Return `report` as a page; every text in it is escaped, and names have their layer numbers folded."""
-    count = f"{len(report.files):,} file" + ("s" if len(report.files) != 1 else "")
+    count = counted(len(report.files), "file")
     return _PAGE.substitute(
         source=_text(report.source),
         summary=_text(f"{report.format}, {count}, {report.entries:,} entries"),
@@ -126,9 +126,9 @@ def _account(report: Report) -> Iterable[str]:
     for why, names in by_reason(report.ignored_files).items():
         yield _row(f"left out: {why}", _folded(names))
     for device, number in report.devices.items():
-        yield _row(f"on {device}", [f"{number:,} tensors"])
+        yield _row(f"on {device}", [counted(number, "tensor")])
     for pair, number in report.casts.items():
-        yield _row("cast", [f"{number:,} tensors {pair}"])
+        yield _row("cast", [f"{counted(number, 'tensor')} {pair}"])
     yield _row("tied", _folded(f"{alias} = {owner}" for alias, owner in report.ties.items()))
     yield _row("computed by the model", _folded(report.computed))
     for why, names in by_reason(report.streamed).items():

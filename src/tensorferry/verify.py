@@ -14,7 +14,7 @@ from typing import Any, Unpack
 
 from tensorferry.checkpoint import Checkpoint, OpeningOptions, open_checkpoint, refuse_unknown_options
 from tensorferry.config import ReadOptions
-from tensorferry.core.explain import counted, human_bytes
+from tensorferry.core.amounts import counted, human_bytes
 from tensorferry.errors import CorruptFile, LocateError, ReadError, shown
 from tensorferry.formats.file_names import format_of
 from tensorferry.manifest import Manifest, given_manifest, manifest_beside

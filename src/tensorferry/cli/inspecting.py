@@ -8,8 +8,8 @@ from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from tensorferry.checkpoint import Checkpoint
+from tensorferry.core.amounts import counted, human_bytes
 from tensorferry.core.catalogue import TensorEntry
-from tensorferry.core.explain import counted, human_bytes
 from tensorferry.core.names import fold
 from tensorferry.errors import shown
 

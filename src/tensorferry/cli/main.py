@@ -19,7 +19,7 @@ import click
 
 from tensorferry import __version__
 from tensorferry.cli.ending import ending_well, printable
-from tensorferry.core.explain import counted
+from tensorferry.core.amounts import counted
 from tensorferry.core.plan import Strictness
 from tensorferry.errors import ConfigError, PlanError
 from tensorferry.progress import SILENT, Progress, for_stream

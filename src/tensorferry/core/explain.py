@@ -5,34 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from tensorferry.core.amounts import counted, human_bytes
 from tensorferry.core.names import fold, template_of
 from tensorferry.core.plan import Plan, Source, Step, problem_lines
 from tensorferry.errors import shown
 
-__all__ = ["counted", "explain", "human_bytes"]
-
-
-def human_bytes(n: int) -> str:
-    """Return `n` bytes in binary units.
-
-    >>> human_bytes(3 << 20), human_bytes(512)
-    ('3.0 MiB', '512 B')
-    """
-    value, unit = float(n), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if value < 1024 or unit == "TiB":
-            break
-        value /= 1024
-    return f"{int(value)} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-
-
-def counted(number: int, what: str) -> str:
-    """Return `number` of `what`, in the singular or the plural.
-
-    >>> counted(1, "file"), counted(2000, "file")
-    ('1 file', '2,000 files')
-    """
-    return f"{number:,} {what}" + "s" * (number != 1)
+__all__ = ["explain"]
 
 
 @dataclass(slots=True)

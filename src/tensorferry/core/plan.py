@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple, get_args
 
+from tensorferry.core.amounts import counted
 from tensorferry.core.boxes import Region
 from tensorferry.core.catalogue import TensorEntry
 from tensorferry.core.dtypes import DType
@@ -193,8 +194,7 @@ def _canonical(step: Step) -> str:
 
 def describe_problems(problems: Sequence[Problem], *, limit: int = 30) -> str:
     """Return findings that stop a load in a few lines: a head, then `problem_lines`."""
-    count = f"{len(problems)} problem" + ("s" if len(problems) > 1 else "")
-    head = f"checkpoint and model do not fit: {count}; the model was not touched"
+    head = f"checkpoint and model do not fit: {counted(len(problems), 'problem')}; the model was not touched"
     return "\n".join([head, *problem_lines(problems, limit=limit)])
 
 

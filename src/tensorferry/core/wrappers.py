@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from tensorferry.core.rules import Place
 from tensorferry.core.ruleset import RuleSet
 
-__all__ = ["unwrapping"]
+__all__ = ["stripping_told", "unwrapping"]
 
 _WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_forward_module.")
 _MOST_WRAPPERS = 8  # around one model; a name out of a file may begin with thousands
@@ -33,6 +33,11 @@ def unwrapping(names: Collection[str], wanted: Collection[str]) -> tuple[RuleSet
         if stripped == best or (hits > most and len(set(stripped.values())) == len(bare)):
             outer, best, most = prefix, stripped, hits
     return None if best.keys() == set(best.values()) else _as_rules(outer, best)
+
+
+def stripping_told(what: str) -> str:
+    """Return the sentence for the user that `what`, the second that `unwrapping` returns, was stripped."""
+    return f"the prefix {what} that a wrapper left on every name was stripped"
 
 
 def _as_rules(outer: str, stripped: Mapping[str, str]) -> tuple[RuleSet, str]:

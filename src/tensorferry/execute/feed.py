@@ -6,6 +6,7 @@ from collections import defaultdict
 
 import torch
 
+from tensorferry.core.amounts import counted
 from tensorferry.core.boxes import Box, Region
 from tensorferry.core.plan import Plan, Step
 from tensorferry.errors import PlanError, shown
@@ -67,8 +68,8 @@ class Feeder:
         """Return what was done; raises PlanError naming the entries that never came."""
         never = sorted(self._steps.keys() - self._fed)
         if never:
-            count = "1 tensor was" if len(never) == 1 else f"{len(never)} tensors were"
-            raise PlanError(f"{count} never fed: {', '.join(map(shown, never[:5]))}")
+            was = "was" if len(never) == 1 else "were"
+            raise PlanError(f"{counted(len(never), 'tensor')} {was} never fed: {', '.join(map(shown, never[:5]))}")
         return self._counters
 
     def _check(self, name: str, step: Step, tensor: torch.Tensor) -> None:

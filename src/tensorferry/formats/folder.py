@@ -6,6 +6,7 @@ import posixpath
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tensorferry.core.amounts import counted
 from tensorferry.core.names import natural_key
 from tensorferry.errors import LocateError, shown
 from tensorferry.formats.file_names import (
@@ -193,6 +194,5 @@ def _sentence(kinds: Mapping[str, Sequence[str]], others: Sequence[str]) -> str:
 
 
 def _counted(paths: Sequence[str]) -> str:
-    number = "1 file" if len(paths) == 1 else f"{len(paths)} files"
     names = ", ".join(shown(path) for path in paths[:2])
-    return f"{number} ({names}{', …' if len(paths) > 2 else ''})"
+    return f"{counted(len(paths), 'file')} ({names}{', …' if len(paths) > 2 else ''})"

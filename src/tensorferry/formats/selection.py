@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
+from tensorferry.core.amounts import counted
 from tensorferry.core.names import natural_key
 from tensorferry.errors import AccessDenied, ConfigError, CorruptFile, FormatError, LocateError, shown
 from tensorferry.formats.base import Selection
@@ -123,7 +124,7 @@ def _all_parts(storage: Storage, name: WeightName) -> Selection:
     folder = Folder.of(storage.list(), "", None, (), where=where, stat=storage.stat, nested=tuple)
     parts = [n for n in folder.weights if (n.stem, n.suffix, n.count) == (name.stem, name.suffix, name.count)]
     _refuse_incomplete(folder, name.count or 0, parts)
-    reason = f"{shown(name.path)} was named, part of a complete set of {_files(len(parts))}"
+    reason = f"{shown(name.path)} was named, part of a complete set of {counted(len(parts), 'file')}"
     return _selection(folder, "gguf", [folder.files[n.path] for n in parts], reason, "not part of the set")
 
 
@@ -213,7 +214,7 @@ def _by_index(folder: Folder, family: Family, index: IndexName, weight_map: dict
     files, absent = _look_up(folder, [folder.inside(shard) for shard in shards])
     if absent:
         raise _absent(folder, index.path, shards, absent, stale=not files)
-    reason = f"{shown(index.path)} names {_files(len(files))}"
+    reason = f"{shown(index.path)} names {counted(len(files), 'file')}"
     selection = _selection(folder, family.format, files, reason, f"not named by {shown(index.path)}")
     placed = {name: folder.inside(shard) for name, shard in weight_map.items()} if folder.path else weight_map
     return replace(selection, index=placed, index_file=index.path)
@@ -241,7 +242,7 @@ def _absent(folder: Folder, index: str, shards: Sequence[str], absent: dict[str,
     share = "none of them is there" if stale else f"{count} of them {_is(len(absent))} not there"
     why = _few([text for text in absent.values() if text], 2, "; ")
     found = f"{names}{f' ({why})' if why else ''}"
-    text = f"{folder.where}: {shown(index)} names {_files(len(shards))} and {share}: {found}"
+    text = f"{folder.where}: {shown(index)} names {counted(len(shards), 'file')} and {share}: {found}"
     rest = f"{folder.inventory()} {_ADVICE}"
     return _StaleIndex(text, rest) if stale else LocateError(f"{text}. {rest}")
 
@@ -272,10 +273,10 @@ def _by_names(folder: Folder, family: Family, names: Sequence[WeightName]) -> tu
         )
     chosen = sets[0]
     if chosen[0].count is not None:
-        return chosen, f"a complete set of {_files(len(chosen))} without an index"
+        return chosen, f"a complete set of {counted(len(chosen), 'file')} without an index"
     if len(chosen) == 1:
         return chosen, f"{shown(chosen[0].path)} is the {family.label} file"
-    return chosen, f"all {_files(len(chosen))} of the kind {family.label}, without an index"
+    return chosen, f"all {counted(len(chosen), 'file')} of the kind {family.label}, without an index"
 
 
 def _sets(folder: Folder, family: Family, names: Sequence[WeightName]) -> list[list[WeightName]]:
@@ -367,10 +368,6 @@ def _is_plain(path: str) -> bool:
 def _few(names: Sequence[str], limit: int = 5, separator: str = ", ") -> str:
     more = len(names) - limit
     return separator.join(names[:limit]) + (f" and {more} more" if more > 0 else "")
-
-
-def _files(count: int) -> str:
-    return "1 file" if count == 1 else f"{count} files"
 
 
 def _is(count: int) -> str:

@@ -16,8 +16,8 @@ from torch import nn
 from tensorferry.api import Prepared
 from tensorferry.checkpoint import Checkpoint
 from tensorferry.config import LoadConfig
+from tensorferry.core.amounts import counted
 from tensorferry.core.catalogue import Catalogue
-from tensorferry.core.explain import counted
 from tensorferry.core.names import nearest
 from tensorferry.core.plan import Plan, Strictness, describe_problems
 from tensorferry.core.ruleset import COMMON_LEFTOVERS

@@ -22,7 +22,7 @@ from tensorferry.core.catalogue import Catalogue
 from tensorferry.core.rules import Drop, Part, Place, Rule, Split
 from tensorferry.core.ruleset import RuleSet
 from tensorferry.core.target import Slot, Target
-from tensorferry.core.wrappers import unwrapping
+from tensorferry.core.wrappers import stripping_told, unwrapping
 from tensorferry.errors import ConfigError
 from tensorferry.modules.adapters import Adapted
 from tensorferry.modules.describe import describe, places
@@ -98,7 +98,7 @@ def _unwrapped(given: Collection[str], target: Target, names: _Names) -> Mapping
     found = unwrapping(given, target.keys())
     if found is None:
         return {name: name for name in given}
-    names.notes = (f"the prefix {found[1]} that a wrapper left on every name was stripped",)
+    names.notes = (stripping_told(found[1]),)
     routes = {name: found[0].route(name) for name in given}
     return {route.to[0].into if route else name: name for name, route in routes.items()}
 
