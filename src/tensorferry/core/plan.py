@@ -55,9 +55,9 @@ class Strictness:
         for pattern in self.may_miss:
             compiled(pattern)
 
-    def lets_miss(self, name: str) -> bool:
-        """Whether the parameter `name` is among those that may be missing."""
-        return any(compiled(pattern).fullmatch(name) for pattern in self.may_miss)
+    def needs(self, name: str) -> bool:
+        """Whether it stops the load that nothing fills the parameter `name`."""
+        return self.missing == "error" and not any(compiled(pattern).fullmatch(name) for pattern in self.may_miss)
 
     @classmethod
     def strict(cls) -> Strictness:

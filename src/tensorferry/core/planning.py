@@ -225,7 +225,7 @@ class _Planner:
         if len(empty) < len(tensor.slots):
             details = [f"nothing in the checkpoint feeds its slot{'s' if len(empty) > 1 else ''} {listed(empty)}"]
         details += self.strays.meant_for(tensor)
-        fatal = self.strict.missing == "error" and not self.strict.lets_miss(tensor.name)
+        fatal = self.strict.needs(tensor.name)
         self.problems.append(Problem(ProblemKind.MISSING, tensor.name, "; ".join(details), fatal=fatal))
 
     def _report_leftovers(self, owned: Target) -> None:

@@ -74,3 +74,12 @@ class TargetTensor:
 
 Target = Mapping[str, TargetTensor]
 """Everything that has to be filled on this rank, by parameter name."""
+
+
+def owner_of(target: Target, name: str) -> str:
+    """Return the tensor that `name` shares its values with, however many ties away; `name` where it is not tied."""
+    seen = {name}
+    while (tensor := target.get(name)) is not None and tensor.alias_of is not None and tensor.alias_of not in seen:
+        name = tensor.alias_of
+        seen.add(name)
+    return name

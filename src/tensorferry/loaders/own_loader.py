@@ -17,13 +17,11 @@ from tensorferry.api import Prepared
 from tensorferry.checkpoint import Checkpoint
 from tensorferry.config import LoadConfig
 from tensorferry.core.amounts import counted
-from tensorferry.core.catalogue import Catalogue
 from tensorferry.core.names import nearest
-from tensorferry.core.plan import Plan, Strictness, describe_problems
+from tensorferry.core.plan import Strictness, describe_problems
 from tensorferry.core.ruleset import COMMON_LEFTOVERS
 from tensorferry.core.schedule import Schedule
 from tensorferry.core.target import Target
-from tensorferry.core.transforms import TensorSpec
 from tensorferry.core.unused import unused_patterns
 from tensorferry.errors import FinalizeError, PlanError, shown
 from tensorferry.execute.base import Counters, Executor, OnReady, Parameters
@@ -31,7 +29,7 @@ from tensorferry.loaders.strategies import executor_for, streamed
 from tensorferry.loaders.writes import Share, Watch
 from tensorferry.modules.describe import describe
 from tensorferry.modules.materialize import Materialized
-from tensorferry.modules.trace import Traced, ignored_by_loader, stream_opaque, trace
+from tensorferry.modules.trace import Traced, all_streamed, ignored_by_loader, stream_opaque, trace
 from tensorferry.problems import Problem, ProblemKind
 from tensorferry.progress import SILENT, Progress
 from tensorferry.report import Report
@@ -57,7 +55,7 @@ def prepare_own(model: nn.Module, checkpoint: Checkpoint, config: LoadConfig, st
         if config.own_loader == "trace":
             traced = trace(model, checkpoint.catalogue, strict=strict)
         else:
-            traced = _all_streamed(target, checkpoint.catalogue)
+            traced = all_streamed(target, checkpoint.catalogue, "streaming was asked for")
     findings = (*traced.plan.problems, *unused_patterns(strict, target))
     plan = replace(traced.plan, problems=findings)
     notes = _unknown(traced.loaded or (), target)
@@ -161,7 +159,7 @@ class SelfLoad:
             detail = "the model's load_weights says that it loaded it, and wrote nothing to it"
         else:
             detail = "the model's load_weights wrote nothing to it"
-        fatal = self.strict.missing == "error" and not self.strict.lets_miss(name)
+        fatal = self.strict.needs(name)
         return Problem(ProblemKind.MISSING, name, detail, fatal=fatal)
 
     def _refuse(self, parameters: Parameters) -> None:
@@ -178,12 +176,6 @@ class SelfLoad:
                 f"nothing filled {', '.join(empty[:8])}, which had no memory before: build the model on a real device, "
                 "so that what may be missing has values"
             )
-
-
-def _all_streamed(target: Target, catalogue: Catalogue) -> Traced:
-    owned = {t.name: TensorSpec(t.dtype, t.shape) for t in target.values() if t.alias_of is None}
-    aliases = {t.name: t.alias_of for t in target.values() if t.alias_of is not None}
-    return Traced(Plan((), owned, aliases), dict.fromkeys(owned, "streaming was asked for"), tuple(catalogue))
 
 
 def _with_near(problems: Sequence[Problem], unexpected: Sequence[Problem]) -> list[Problem]:

@@ -13,7 +13,7 @@ from tensorferry.core.target import Slot, Target, TargetTensor
 from tensorferry.errors import PlanError
 from tensorferry.numerics.torch_dtypes import dtype_of, logical_shape
 
-__all__ = ["DeclaresSlots", "Place", "describe", "identity_of", "owner_of", "places"]
+__all__ = ["DeclaresSlots", "Place", "describe", "identity_of", "places"]
 
 
 @runtime_checkable
@@ -79,15 +79,6 @@ def describe(model: nn.Module) -> Target:
         else:
             target[place.name] = TargetTensor(place.name, dtype, shape, _slots(place, shape))
     return target
-
-
-def owner_of(target: Target, name: str) -> str:
-    """Return the tensor that `name` shares its values with, however many ties away; `name` where it is not tied."""
-    seen = {name}
-    while (tensor := target.get(name)) is not None and tensor.alias_of is not None and tensor.alias_of not in seen:
-        name = tensor.alias_of
-        seen.add(name)
-    return name
 
 
 def _slots(place: Place, shape: tuple[int, ...]) -> Mapping[str, Slot]:

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from tensorferry.core.names import fold
-from tensorferry.core.target import Target
+from tensorferry.core.target import Target, owner_of
 from tensorferry.errors import FinalizeError
-from tensorferry.modules.describe import owner_of, places
+from tensorferry.modules.describe import places
 from tensorferry.numerics.memory import return_free_memory
 
 __all__ = ["Completion", "DerivesBuffers", "PostProcesses", "derive_buffers", "refuse_unfilled"]

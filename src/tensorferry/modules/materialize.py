@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tensorferry.core.target import Target
-from tensorferry.modules.describe import Place, identity_of, owner_of, places
+from tensorferry.core.target import Target, owner_of
+from tensorferry.modules.describe import Place, identity_of, places
 
 __all__ = ["Materialized"]
 

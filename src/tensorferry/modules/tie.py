@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from tensorferry.core.catalogue import Catalogue, TensorEntry
 from tensorferry.core.ruleset import Destination, RuleSet
-from tensorferry.core.target import Target, TargetTensor
-from tensorferry.modules.describe import owner_of
+from tensorferry.core.target import Target, TargetTensor, owner_of
 
 __all__ = ["settle_ties"]
 

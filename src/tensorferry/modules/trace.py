@@ -33,7 +33,7 @@ from tensorferry.modules.views import Copy, TooScattered
 from tensorferry.numerics.torch_dtypes import dtype_of
 from tensorferry.problems import Problem, ProblemKind
 
-__all__ = ["LoadWeights", "Traced", "ignored_by_loader", "stream_opaque", "trace"]
+__all__ = ["LoadWeights", "Traced", "all_streamed", "ignored_by_loader", "stream_opaque", "trace"]
 
 _log = logging.getLogger(__name__)
 
@@ -264,7 +264,7 @@ class _Account:
         total = prod(wanted.shape)
         if covered == total:
             return
-        fatal = self.strict.missing == "error" and not self.strict.lets_miss(wanted.name)
+        fatal = self.strict.needs(wanted.name)
         detail = f"the model's loader fills {covered:,} of its {total:,} elements" if covered else ""
         self.problems.append(Problem(ProblemKind.MISSING, wanted.name, detail, fatal=fatal))
 
@@ -323,10 +323,16 @@ def _described(target: Target) -> tuple[Mapping[str, TensorSpec], Mapping[str, s
 
 def _everything_streamed(target: Target, entries: Sequence[TensorEntry], run: _Run, why: str) -> Traced:
     """Return the account of a load that is left to the model's loader altogether."""
+    streamed = all_streamed(
+        target, [e.name for e in entries], f"everything is streamed, because the model's loader {why}"
+    )
+    return replace(streamed, loaded=run.loaded, fallback=why)
+
+
+def all_streamed(target: Target, entries: Iterable[str], reason: str) -> Traced:
+    """Return the account of a load in which all `entries` are streamed, and every parameter is opaque for `reason`."""
     parameters, aliases = _described(target)
-    reason = f"everything is streamed, because the model's loader {why}"
-    names = tuple(e.name for e in entries)
-    return Traced(Plan((), parameters, aliases), dict.fromkeys(parameters, reason), names, run.loaded, why)
+    return Traced(Plan((), parameters, aliases), dict.fromkeys(parameters, reason), tuple(entries))
 
 
 def _harm(whole: _Run, part: _Run) -> str | None:

@@ -10,9 +10,9 @@ from torch import nn
 
 from tensorferry.core.boxes import Box, Region
 from tensorferry.core.dtypes import DTYPES
-from tensorferry.core.target import Slot
+from tensorferry.core.target import Slot, owner_of
 from tensorferry.errors import PlanError, UnsupportedDtype
-from tensorferry.modules.describe import describe, identity_of, owner_of, places
+from tensorferry.modules.describe import describe, identity_of, places
 
 F32 = DTYPES["F32"]
 
