@@ -133,8 +133,6 @@ class Rule:
 unsafe = partial(Rule, error=UnsafeFile)
 foreign = partial(Rule, error=UnknownFormat)
 
-SIXTEEN = (16).to_bytes(4, "little")
-
 ARCHIVE = [
     Rule("the last byte is missing", GOOD[:-1], "incomplete download?"),
     Rule("a byte follows", GOOD + b"\0", "incomplete download?"),

@@ -15,7 +15,8 @@ __all__ = ["ChecksSets", "FileFormat", "Selection"]
 class FileFormat(Protocol):
     """A reader of single files. Stateless; one instance serves all threads.
 
-    name: what `load_format`, reports and errors call it. suffixes: file name endings, with the dot.
+    name: what reports and errors call it, and `FILE_FORMATS`; a `load_format` may have another name, or be several.
+    suffixes: file name endings, with the dot.
     """
 
     name: str
