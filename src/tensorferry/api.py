@@ -23,6 +23,7 @@ from tensorferry.core.lower import lower
 from tensorferry.core.plan import Plan, Strictness
 from tensorferry.core.planning import make_plan
 from tensorferry.core.ruleset import RuleSet
+from tensorferry.core.schedule import Schedule
 from tensorferry.core.target import Target
 from tensorferry.core.unused import unused_patterns, unused_rules
 from tensorferry.core.wrappers import stripping_told, unwrapping
@@ -35,7 +36,7 @@ from tensorferry.modules.adapters import Adapted, Derive, adapt
 from tensorferry.modules.describe import describe, places
 from tensorferry.modules.finalize import Completion, derive_buffers, refuse_unfilled
 from tensorferry.modules.materialize import Materialized
-from tensorferry.modules.surroundings import named_device, usable_device
+from tensorferry.modules.surroundings import device_for
 from tensorferry.modules.tie import settle_ties
 from tensorferry.problems import Problem, ProblemKind
 from tensorferry.progress import SILENT, Progress, progress_of
@@ -94,7 +95,7 @@ def load(
     """
     refuse_unknown_options(load, opening)
     refuse_nonsense(model, rules, strict)
-    telling, settled = progress_of(progress), _settled(model, device)
+    telling, settled = progress_of(progress), device_for(model, device)
     with _opened(path, options, opening) as checkpoint:
         seconds: dict[str, float] = {}
         with timed(seconds, "verify") if verify else nullcontext():
@@ -209,18 +210,12 @@ def run(
     """
     made, options = prepared.plan, prepared.checkpoint.options
     refuse_misfit(prepared)
-    settled = _settled(model, device)
+    settled = device_for(model, device)
     refuse_unwritable(made, {p.name: p.tensor for p in places(model)})
     seconds = dict(prepared.seconds)
     executor = executor or ThreadedExecutor(options.workers)
     with timed(seconds, "schedule"), collector_paused():
-        schedule = lower(
-            made,
-            max_gap=options.max_gap,
-            max_read=options.max_read,
-            max_staging=options.max_staging,
-            waste=options.waste,
-        )
+        schedule = _lowered(made, options)
     parameters = Materialized(model, prepared.target, settled)
     completion = Completion(model, prepared.target, {s.parameter for s in made.steps})
 
@@ -238,17 +233,35 @@ def run(
             prepared.checkpoint.storage.check_unchanged()
         with timed(seconds, "finalize"):
             _refuse_losses(counters, strict or Strictness())
-            _materialize_empty(parameters, made)
-            computed = prepared.derive(model, settled)
-            completion.finish()
-            refuse_unfilled(model, _unfilled(parameters, made))
-            model.eval()
-    report = _report(prepared, executor, counters, tuple(computed), completion.processed, seconds)
+            computed = _finished(model, prepared, parameters, completion, settled)
+    report = _report(prepared, executor, counters, computed, completion.processed, seconds)
     report = replace(report, devices=_devices(model))
     for warning in report.warnings:
         logger.warning("%s: %s", where, shown(warning, 1000))
     logger.info("loaded %s in %.2f s", where, sum(report.seconds.values()))
     return report
+
+
+def _lowered(made: Plan, options: ReadOptions) -> Schedule:
+    return lower(
+        made,
+        max_gap=options.max_gap,
+        max_read=options.max_read,
+        max_staging=options.max_staging,
+        waste=options.waste,
+    )
+
+
+def _finished(
+    model: nn.Module, prepared: Prepared, parameters: Materialized, completion: Completion, device: torch.device
+) -> tuple[str, ...]:
+    """Compute what no checkpoint holds, run the hooks that are left, and refuse what is left; return the first."""
+    _materialize_empty(parameters, prepared.plan)
+    computed = prepared.derive(model, device)
+    completion.finish()
+    refuse_unfilled(model, _unfilled(parameters, prepared.plan))
+    model.eval()
+    return tuple(computed)
 
 
 def _opened(
@@ -314,28 +327,6 @@ def refuse_misfit(prepared: Prepared) -> None:
         raise PlanError(f"{shown(checkpoint.uri, 300)}: {empty}{error}{hint}", error.problems) from None
 
 
-def _settled(model: nn.Module, device: torch.device | str | None) -> torch.device:
-    """Return the device that was asked for; raises ConfigError where nothing would go there, or nothing could."""
-    if device is not None:
-        _refuse_idle_device(model, named_device(device))
-    return usable_device(device)
-
-
-def _refuse_idle_device(model: nn.Module, asked: torch.device) -> None:
-    """Raise ConfigError where a device was asked for, and everything has memory on others already."""
-    there = {p.tensor.device for p in places(model)}
-    if there and not any(d.type == "meta" or _is_one(asked, d) for d in there):
-        where = ", ".join(sorted(map(str, there)))
-        raise ConfigError(
-            f"device {str(asked)!r}: the model's tensors have memory on {where} already, and are filled where they "
-            f"are; call model.to({str(asked)!r}) before, or build the model on meta"
-        )
-
-
-def _is_one(asked: torch.device, there: torch.device) -> bool:
-    return asked.type == there.type and (asked.index == there.index or None in (asked.index, there.index))
-
-
 def _devices(model: nn.Module) -> dict[str, int]:
     return dict(Counter(str(p.tensor.device) for p in places(model)))
 
@@ -350,11 +341,6 @@ def _report(
 ) -> Report:
     made, checkpoint = prepared.plan, prepared.checkpoint
     narrowed = {name: (loss.overflow, loss.underflow) for name, loss in counters.losses.items()}
-    warnings = [*checkpoint.warnings, *prepared.notes]
-    warnings += [f"{name}: {loss} when cast" for name, loss in counters.losses.items()]
-    warnings += [
-        f"{p.kind.value}: {p.subject} {p.detail}".strip() for p in made.problems if p.kind is not ProblemKind.UNEXPECTED
-    ]
     return Report(
         source=checkpoint.uri,
         format=checkpoint.catalogue.format,
@@ -379,7 +365,17 @@ def _report(
         post_processed=processed,
         casts={f"{a} -> {b}": n for (a, b), n in made.casts.items()},
         losses=narrowed,
-        warnings=tuple(warnings),
+        warnings=tuple(_warnings(prepared, counters)),
         verified=prepared.verified,
         seconds=seconds,
     )
+
+
+def _warnings(prepared: Prepared, counters: Counters) -> Iterator[str]:
+    yield from prepared.checkpoint.warnings
+    yield from prepared.notes
+    for name, loss in counters.losses.items():
+        yield f"{name}: {loss} when cast"
+    for problem in prepared.plan.problems:
+        if problem.kind is not ProblemKind.UNEXPECTED:
+            yield f"{problem.kind.value}: {problem.subject} {problem.detail}".strip()

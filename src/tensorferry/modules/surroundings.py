@@ -1,4 +1,4 @@
-"""What models are built in: the device that was asked for, and torch's default dtype, which all threads share."""
+"""What models are built and filled in: the device that was asked for, and torch's default dtype, which all threads share."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import nn
 
 from tensorferry.errors import ConfigError, shown
+from tensorferry.modules.describe import places
 
-__all__ = ["building", "named_device", "usable_device"]
+__all__ = ["building", "device_for", "named_device", "usable_device"]
 
 _ONE_AT_A_TIME = threading.RLock()
 
@@ -40,6 +42,31 @@ def usable_device(device: torch.device | str | None) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise _no_device(device, error) from None
     return found
+
+
+def device_for(model: nn.Module, device: torch.device | str | None) -> torch.device:
+    """Return the device on which tensors of `model` get memory: the one that was asked for, the CPU for None.
+
+    Raises ConfigError where nothing would go there, because everything has memory elsewhere, or nothing could.
+    """
+    if device is not None:
+        _refuse_idle_device(model, named_device(device))
+    return usable_device(device)
+
+
+def _refuse_idle_device(model: nn.Module, asked: torch.device) -> None:
+    """Raise ConfigError where a device was asked for, and everything has memory on others already."""
+    there = {p.tensor.device for p in places(model)}
+    if there and not any(d.type == "meta" or _is_one(asked, d) for d in there):
+        where = ", ".join(sorted(map(str, there)))
+        raise ConfigError(
+            f"device {str(asked)!r}: the model's tensors have memory on {where} already, and are filled where they "
+            f"are; call model.to({str(asked)!r}) before, or build the model on meta"
+        )
+
+
+def _is_one(asked: torch.device, there: torch.device) -> bool:
+    return asked.type == there.type and (asked.index == there.index or None in (asked.index, there.index))
 
 
 def _no_device(device: object, error: Exception) -> ConfigError:
