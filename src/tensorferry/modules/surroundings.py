@@ -1,4 +1,4 @@
-"""What models are built and filled in: the device that was asked for, and torch's default dtype, which all threads share."""
+"""What models are built and filled in: the device asked for, and torch's default dtype, which all threads share."""
 
 from __future__ import annotations
 
