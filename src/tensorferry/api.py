@@ -60,6 +60,7 @@ class Prepared:
     checkpoint: Checkpoint
     target: Target
     plan: Plan
+    strict: Strictness = field(default_factory=Strictness)
     notes: tuple[str, ...] = ()
     derive: Derive = derive_buffers
     verified: str = "contents not verified"
@@ -102,7 +103,7 @@ def load(
             verified = verify_files(checkpoint, progress=telling).summary if verify else Prepared.verified
         prepared = prepare(model, checkpoint, rules=rules, strict=strict)
         prepared = replace(prepared, verified=verified, seconds={**seconds, **prepared.seconds})
-        return run(model, prepared, device=settled, strict=strict, progress=telling)
+        return run(model, prepared, device=settled, progress=telling)
 
 
 def plan(
@@ -148,7 +149,7 @@ def prepare(
         made = make_plan(checkpoint.catalogue, target, how.rules, strict=lenient)
         made = replace(made, problems=(*made.problems, *_unused(checkpoint, target, rules, strict)))
     return Prepared(
-        checkpoint, target, made, (*how.notes, *untied), how.derive,
+        checkpoint, target, made, strict, (*how.notes, *untied), how.derive,
         seconds=seconds, bytes_compared=compared.nbytes, hint=_hint(model, how, rules),
     )  # fmt: skip
 
@@ -199,7 +200,6 @@ def run(
     prepared: Prepared,
     *,
     device: torch.device | str | None = None,
-    strict: Strictness | None = None,
     executor: Executor | None = None,
     progress: Progress = SILENT,
 ) -> Report:
@@ -232,7 +232,7 @@ def run(
             )
             prepared.checkpoint.storage.check_unchanged()
         with timed(seconds, "finalize"):
-            _refuse_losses(counters, strict or Strictness())
+            _refuse_losses(counters, prepared.strict)
             computed = _finished(model, prepared, parameters, completion, settled)
     report = _report(prepared, executor, counters, computed, completion.processed, seconds)
     report = replace(report, devices=_devices(model))

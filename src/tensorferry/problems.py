@@ -27,8 +27,6 @@ class ProblemKind(Enum):
     """Elements of a parameter that two slots would write."""
     AMBIGUOUS_RULE = "ambiguous rule"
     """Two entries that rules send to the same slot."""
-    DUPLICATE_NAME = "duplicate name"
-    """One name in several files, with different values."""
     UNUSED_RULE = "unused rule"
     """A rule, or a name that may be missing, that was given and matches nothing; stops nothing."""
 

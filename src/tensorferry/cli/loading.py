@@ -52,7 +52,7 @@ def load_checkpoint(wanted: Wanted, *, device: str, verify: bool, progress: Prog
         refuse_misfit(prepared)
         if verify:
             prepared = replace(prepared, verified=verify_files(prepared.checkpoint, progress=progress).summary)
-        return run(model, prepared, device=device, strict=wanted.strict, progress=progress)
+        return run(model, prepared, device=device, progress=progress)
 
 
 def refuse_unusable(device: str) -> None:

@@ -61,7 +61,7 @@ def prepare_own(model: nn.Module, checkpoint: Checkpoint, config: LoadConfig, st
     notes = _unknown(traced.loaded or (), target)
     if traced.fallback is not None:
         notes = [f"the model's load_weights could not be traced: it {traced.fallback}"]
-    prepared = Prepared(checkpoint, target, plan, notes=tuple(notes), seconds=seconds)
+    prepared = Prepared(checkpoint, target, plan, strict, notes=tuple(notes), seconds=seconds)
     return SelfLoad(model, prepared, traced, config, strict)
 
 

@@ -281,7 +281,7 @@ def test_all_problems_are_found_at_once() -> None:
         Place("a", "two"), Place("b", "two"), Place("s{i}", "over", "{i}"), Join(("gap.{i}",), "gap", Stack())
     )
     found = {p.kind for p in make_plan(have, want, rules).problems}
-    assert found == set(ProblemKind) - {ProblemKind.DUPLICATE_NAME, ProblemKind.UNUSED_RULE}
+    assert found == set(ProblemKind) - {ProblemKind.UNUSED_RULE}
 
 
 # -- strictness

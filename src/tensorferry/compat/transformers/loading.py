@@ -121,7 +121,7 @@ def load_model(
         )
         prepared = prepare(model, checkpoint, strict=strict)
         prepared = replace(prepared, notes=(*notes, *prepared.notes))
-        report = run(model, prepared, device=device, strict=strict, progress=telling)
+        report = run(model, prepared, device=device, progress=telling)
     built = cast("PreTrainedModel", model)
     return (built, report) if return_report else built
 
