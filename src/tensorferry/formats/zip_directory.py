@@ -17,8 +17,8 @@ from tensorferry.storage.base import File, Storage
 
 __all__ = ["Listed", "Listing", "Record", "checksum", "list_records", "locate_records"]
 
-MAX_RECORDS = 1 << 20
-"""More records than any checkpoint has tensors."""
+MAX_RECORDS = 100_000
+"""More records than a checkpoint's file has tensors, and few enough to refuse the last of them cheaply."""
 MAX_NAME = 1 << 12
 """Bytes that the name of a record, or what is said beside it in the directory, may take."""
 
@@ -131,7 +131,9 @@ def _find_directory(window: Window) -> tuple[int, int, int]:
             f"{name}: the zip directory should lie at bytes {begin:,} to {begin + length:,} and end at {last:,}: "
             f"bytes are missing or added"
         )
-    if count > min(MAX_RECORDS, length // _CENTRAL.size):
+    if count > MAX_RECORDS:
+        raise CorruptFile(f"{name}: {count:,} records, the limit is {MAX_RECORDS:,}: split the checkpoint into shards")
+    if count > length // _CENTRAL.size:
         raise CorruptFile(
             f"{name}: the zip directory has {length:,} bytes, too few (or too many) for {count:,} records"
         )
