@@ -10,10 +10,10 @@ from itertools import pairwise, product
 from tensorferry.core.boxes import Shape
 from tensorferry.core.catalogue import Catalogue, TensorEntry
 from tensorferry.core.coverage import check_slots, uncovered
-from tensorferry.core.dtypes import DTYPES, Cast, DType, Kind, cast_kind
+from tensorferry.core.dtypes import DTYPES, Kind
+from tensorferry.core.lossy import changed_kind, unscaled
 from tensorferry.core.plan import Dropped, Plan, Step, Strictness
 from tensorferry.core.ruleset import COMMON_LEFTOVERS, Destination, RuleSet
-from tensorferry.core.scales import unscaled
 from tensorferry.core.steps import as_numbers, cut_block, dequantized, is_packed, is_placing, steps_of
 from tensorferry.core.strays import Strays, listed, suggestions
 from tensorferry.core.target import Slot, Target, TargetTensor
@@ -55,7 +55,6 @@ class _Planner:
         self.leftovers: list[tuple[str, str]] = []
         self.strays = Strays()
         self.by_alias: list[tuple[TensorEntry, Destination, bool]] = []
-        self.casts: dict[tuple[DType, DType], Cast] = {}
 
     def place(self, entry: TensorEntry) -> None:
         route = self.rules.route(entry.name)
@@ -162,7 +161,8 @@ class _Planner:
         if made.shape != slot.logical and made.shape not in slot.also:
             self._misshapen(entries[0], tensor, slot, made.shape)
             return
-        self._check_cast(entries[0].name, made.dtype, tensor)
+        if (lossy := changed_kind(entries[0].name, made.dtype, tensor.dtype, self.strict)) is not None:
+            self.problems.append(lossy)
         for step in steps_of(entries, tensor.name, slot, via, made.shape):
             self.steps.append(dequantized(step) if numbers and step.via is None else step)
             if (entry := cut_block(step)) is not None:
@@ -175,14 +175,6 @@ class _Planner:
         self.problems.append(
             Problem(ProblemKind.SHAPE, entry.name, f"the checkpoint has {found}, {whose} {slot.logical}")
         )
-
-    def _check_cast(self, name: str, source: DType, tensor: TargetTensor) -> None:
-        pair = (source, tensor.dtype)
-        kind = self.casts.get(pair) or self.casts.setdefault(pair, cast_kind(*pair))
-        if kind is Cast.CHANGES_KIND:
-            detail = f"{source} in the checkpoint, {tensor.dtype} in the model: not the same sort of number"
-            fatal = self.strict.lossy == "error"
-            self.problems.append(Problem(ProblemKind.LOSSY_DTYPE, name, detail, fatal=fatal))
 
     def _join(self, parameter: str, slot: str, inputs: list[tuple[Destination, TensorEntry]]) -> None:
         inputs.sort(key=lambda pair: pair[0].order or ())
@@ -245,10 +237,7 @@ class _Planner:
 
     def _report_unscaled(self, owned: Target) -> None:
         specs = {t.name: TensorSpec(t.dtype, t.shape) for t in owned.values()}
-        for name, scale in unscaled(self.steps, specs, [name for name, _ in self.leftovers]):
-            detail = f"its numbers are to be multiplied by {scale}, which no rule does"
-            fatal = self.strict.lossy == "error"
-            self.problems.append(Problem(ProblemKind.LOSSY_DTYPE, name, detail, fatal=fatal))
+        self.problems += unscaled(self.steps, specs, [name for name, _ in self.leftovers], self.strict)
 
 
 def _explained(missing: Problem, near: tuple[str, ...], astray: str) -> Problem:

@@ -17,7 +17,7 @@ from torch import nn
 
 from tensorferry.core.boxes import strides_of
 from tensorferry.core.catalogue import Catalogue, TensorEntry
-from tensorferry.core.dtypes import Cast, cast_kind
+from tensorferry.core.lossy import changed_kind, unscaled
 from tensorferry.core.plan import Dropped, Plan, Step, Strictness
 from tensorferry.core.ruleset import COMMON_LEFTOVERS
 from tensorferry.core.strays import suggestions
@@ -270,10 +270,8 @@ class _Account:
 
     def _check_casts(self, wanted: TargetTensor, steps: Iterable[Step]) -> None:
         for entry in {s.entry.name: s.entry for step in steps for s in step.sources}.values():
-            if cast_kind(entry.dtype, wanted.dtype) is Cast.CHANGES_KIND:
-                detail = f"{entry.dtype} in the checkpoint, {wanted.dtype} in the model: not the same sort of number"
-                fatal = self.strict.lossy == "error"
-                self.problems.append(Problem(ProblemKind.LOSSY_DTYPE, entry.name, detail, fatal=fatal))
+            if (lossy := changed_kind(entry.name, entry.dtype, wanted.dtype, self.strict)) is not None:
+                self.problems.append(lossy)
 
     def add_opaque_leftovers(self, run: _Run) -> None:
         """Name what the loader filled beside parameters and persistent buffers; no plan can do that."""
@@ -299,8 +297,11 @@ class _Account:
                 dropped.append(Dropped(name, route.ignorable or ""))
             else:
                 unexpected.append(ignored_by_loader(name, self.strict))
-        problems = (*_with_near(self.problems, unexpected), *unexpected)
-        return Plan(tuple(self.steps), *_described(self.target), tuple(dropped), problems)
+        parameters, aliases = _described(self.target)
+        left = [problem.subject for problem in unexpected]
+        spoiled = unscaled(self.steps, parameters, left, self.strict)
+        problems = (*_with_near(self.problems, unexpected), *unexpected, *spoiled)
+        return Plan(tuple(self.steps), parameters, aliases, tuple(dropped), problems)
 
 
 def ignored_by_loader(name: str, strict: Strictness) -> Problem:

@@ -14,6 +14,7 @@ from helpers.old_loaders import Loaded, load_both_ways, poisoned
 from tensorferry.errors import ConfigError, FinalizeError
 from tensorferry.formats.opening import open_files
 from tensorferry.modules.trace import Traced, stream_opaque, trace
+from tensorferry.problems import ProblemKind
 
 Load = Callable[["Model", dict[str, torch.Tensor], str, torch.Tensor], None]
 SHAPES = {"a": (4, 6), "b": (4, 6), "norm": (6,)}
@@ -268,6 +269,20 @@ def test_a_parameter_that_is_replaced_by_the_entry_itself_is_opaque(folder: Path
     assert list(loaded.traced.opaque) == ["a"]
     assert loaded.traced.stream == ("a",)
     assert not loaded.traced.plan.problems
+
+
+def test_a_quantized_weight_whose_scale_the_loader_ignores_stops_the_load(tmp_path: Path) -> None:
+    weight = ar(4, 6).to(torch.float8_e4m3fn)
+    write_safetensors(tmp_path / "model.safetensors", {"a": weight, "a_scale_inv": ar(1, 1)})
+
+    def each(model: Model, parameters: dict[str, torch.Tensor], name: str, weight: torch.Tensor) -> None:
+        if name == "a":
+            parameters[name].copy_(weight)
+
+    plan = traced_of(tmp_path, lambda: Model(each)).plan
+    assert [(p.kind, p.detail) for p in plan.fatal if p.subject == "a"] == [
+        (ProblemKind.LOSSY_DTYPE, "its numbers are to be multiplied by a_scale_inv, which no rule does")
+    ]
 
 
 def test_attributes_that_the_loader_sets_are_taken_back_and_set_again_by_streaming(folder: Path) -> None:
