@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tensorferry.checkpoint import Checkpoint, open_checkpoint
-from tensorferry.config import LoadConfig, ModelConfig, ReadOptions
+from tensorferry.config import LoadConfig, ModelConfig, ParallelConfig, ReadOptions
 from tensorferry.core import (
     Add,
     Box,
@@ -87,6 +87,7 @@ __all__ = [
     "LoadConfig",
     "LocateError",
     "ModelConfig",
+    "ParallelConfig",
     "Part",
     "Permute",
     "Place",

@@ -18,6 +18,7 @@ __all__ = [
     "LoadConfig",
     "LoaderUse",
     "ModelConfig",
+    "ParallelConfig",
     "ReadOptions",
     "Strategy",
     "expect",
@@ -77,6 +78,46 @@ class ReadOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class ParallelConfig:
+    """How a model is divided among ranks, and which part is this one's. Checked when it is made; raises ConfigError.
+
+    Sizes are counts of ranks, and ranks count from 0. tp: tensor parallel, ep: expert parallel, pp: pipeline parallel.
+    """
+
+    tp_size: int = 1
+    tp_rank: int = 0
+    ep_size: int = 1
+    ep_rank: int = 0
+    pp_size: int = 1
+    pp_rank: int = 0
+
+    def __post_init__(self) -> None:
+        for kind in ("tp", "ep", "pp"):
+            size, rank = getattr(self, f"{kind}_size"), getattr(self, f"{kind}_rank")
+            expect(f"{kind}_size", size, int, "a number of ranks")
+            expect(f"{kind}_rank", rank, int, "the number of a rank")
+            if size < 1:
+                raise ConfigError(f"{kind}_size {size}: at least 1 is expected")
+            if not 0 <= rank < size:
+                raise ConfigError(f"{kind}_rank {rank}: 0 to {size - 1} is expected, with {kind}_size {size}")
+
+    @property
+    def rank(self) -> int:
+        """The number of this rank among all that share the model, pipeline stages outermost."""
+        return self.pp_rank * self.tp_size + self.tp_rank
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks share the model by tensor and pipeline parallelism."""
+        return self.pp_size * self.tp_size
+
+    @classmethod
+    def from_dict(cls, options: Mapping[str, Any]) -> Self:
+        """Return the configuration that plain data says. Raises ConfigError as `LoadConfig.from_dict` does."""
+        return options_of(cls, options, what="ParallelConfig")
+
+
+@dataclass(frozen=True, slots=True)
 class LoadConfig:
     """How weights are loaded, whatever the model. Checked when it is made; raises ConfigError.
 
@@ -88,6 +129,7 @@ class LoadConfig:
     threads: reader threads, 0 for as many as suit the machine; more than one is for the strategy lazy.
     own_loader: what to do with a model that has a ``load_weights(iterable)``: "trace" it, so that just the bytes it
     uses are read, or "stream" every tensor through it. options: what the loader of that format takes beside these.
+    parallel: which rank this is, for loaders that read what ranks have written.
 
     strategy: "lazy" reads what the plan needs, when it is needed. "eager" has one thread read the needed files from
     end to end, ahead of their use, for storage that is slow unless read in sequence. "prefetch" has one thread
@@ -107,6 +149,7 @@ class LoadConfig:
     read: ReadOptions = field(default_factory=ReadOptions)
     own_loader: LoaderUse = "trace"
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)  # Any: each loader has its own
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
 
     def __post_init__(self) -> None:
         self._set("load_format", _text("load_format", self.load_format).lower())
@@ -121,16 +164,18 @@ class LoadConfig:
         expect("progress", self.progress, bool, "true or false")
         expect("strictness", self.strictness, Strictness, "a Strictness")
         expect("read", self.read, ReadOptions, "ReadOptions")
+        expect("parallel", self.parallel, ParallelConfig, "a ParallelConfig")
         self._check_threads()
 
     @classmethod
     def from_dict(cls, options: Mapping[str, Any]) -> Self:
-        """Return the configuration that plain data says; `strictness` and `read` may be mappings, too.
+        """Return the configuration that plain data says; `strictness`, `read` and `parallel` may be mappings, too.
 
         Raises ConfigError for an unknown key, naming the known ones, and for a value of the wrong type.
         """
         given = dict(options)
-        for key, kind in (("strictness", Strictness), ("read", ReadOptions)):
+        kinds: dict[str, type[Any]] = {"strictness": Strictness, "read": ReadOptions, "parallel": ParallelConfig}
+        for key, kind in kinds.items():
             if isinstance(given.get(key), Mapping):
                 given[key] = options_of(kind, _listed_as_tuples(given[key]), what=key)
         return options_of(cls, given, what="LoadConfig")

@@ -25,7 +25,8 @@ PUBLIC = [
     # models with a loader of their own
     "stream_opaque", "trace",
     # the Model Loader face
-    "BaseModelLoader", "DefaultModelLoader", "LoadConfig", "ModelConfig", "get_model_loader", "register_model_loader",
+    "BaseModelLoader", "DefaultModelLoader", "LoadConfig", "ModelConfig", "ParallelConfig", "get_model_loader",
+    "register_model_loader",
     # what can be wrong
     "AccessDenied", "ConfigError", "CorruptFile", "FinalizeError", "FormatError", "LocateError", "PlanError", "Problem",
     "ProblemKind", "ReadError", "RuleError", "TensorferryError", "UnknownFormat", "UnsafeFile", "UnsupportedDtype",

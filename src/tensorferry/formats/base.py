@@ -46,6 +46,7 @@ class Selection:
     format: the file format's name. files: in natural order. index: name to file as the index says, if one was used.
     reason: one sentence. ignored: weight files that lie beside and were not chosen, with the reason of each.
     warnings: what the caller should be told (a fallback taken, a stale index).
+    layout: how the files make up one checkpoint, a name of `opening.LAYOUTS`; "files": each tensor lies whole in one.
     """
 
     format: str
@@ -55,3 +56,4 @@ class Selection:
     index_file: str | None = None
     ignored: tuple[tuple[str, str], ...] = ()
     warnings: tuple[str, ...] = ()
+    layout: str = "files"

@@ -16,16 +16,17 @@ from tensorferry.core.catalogue import Catalogue
 from tensorferry.errors import ConfigError, FormatError, UnknownFormat, shown
 from tensorferry.formats.base import ChecksSets, FileFormat, Selection
 from tensorferry.formats.file_names import FAMILIES, LOAD_FORMATS, what_else
-from tensorferry.formats.merge import merge
 from tensorferry.formats.selection import Wanted, select, select_file
 from tensorferry.formats.sniff import SNIFF_BYTES, describe_foreign
 from tensorferry.storage.base import File, Storage
 from tensorferry.storage.local import LocalStorage
 from tensorferry.storage.reading import read_bytes
 
-__all__ = ["FILE_FORMATS", "Opened", "file_format", "open_files"]
+__all__ = ["FILE_FORMATS", "LAYOUTS", "Opened", "file_format", "open_files"]
 
 logger = logging.getLogger(__name__)
+
+Merge = Callable[[Storage, Selection, Sequence[Catalogue]], Catalogue]
 
 FILE_FORMATS = {
     "safetensors": "tensorferry.formats.safetensors:SafetensorsFormat",
@@ -33,6 +34,15 @@ FILE_FORMATS = {
     "gguf": "tensorferry.formats.gguf:GgufFormat",
 }
 """Readers of single files by name, as module and class; imported when one is first needed."""
+
+LAYOUTS = {
+    "files": "tensorferry.formats.merge:merge",
+}
+"""What makes one catalogue of those of a checkpoint's files, as module and function; see `Selection.layout`.
+
+Called with storage, selection and the catalogue of each file in order; what several files hold of one tensor becomes
+the chunks of one entry.
+"""
 
 _SHOWN_ERRORS = 5
 
@@ -96,8 +106,13 @@ def file_format(name: str) -> FileFormat:
     """Return the reader of single files called `name`. Raises UnknownFormat if there is none."""
     if name not in FILE_FORMATS:
         raise UnknownFormat(f"file format {name!r} is not known; there are {', '.join(FILE_FORMATS)}")
-    module, _, attribute = FILE_FORMATS[name].partition(":")
-    return cast("FileFormat", getattr(import_module(module), attribute)())
+    kind = cast("type[FileFormat]", _imported(FILE_FORMATS[name]))
+    return kind()
+
+
+def _imported(where: str) -> object:
+    module, _, attribute = where.partition(":")
+    return getattr(import_module(module), attribute)
 
 
 @collector_paused()
@@ -109,6 +124,7 @@ def _opened(storage: LocalStorage, wanted: Wanted, name: str | None, max_workers
         for left_out, why in selection.ignored:
             logger.info("%s: %s is left out: %s", where, shown(left_out), why)
         parts = _headers(storage, selection, max_workers)
+        merge = cast("Merge", _imported(LAYOUTS[selection.layout]))
         opened = Opened(storage, selection, merge(storage, selection, parts))
     except BaseException:
         storage.close()

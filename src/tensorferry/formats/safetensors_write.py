@@ -4,28 +4,65 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
-import stat as modes
 import struct
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
 
 from tensorferry.core.boxes import Shape
 from tensorferry.core.dtypes import DType
 from tensorferry.errors import FormatError, shown
-from tensorferry.formats.safetensors import MAX_HEADER, SAFETENSORS_DTYPES, fills_bytes
+from tensorferry.formats.safetensors import MAX_HEADER, MAX_TENSORS, SAFETENSORS_DTYPES, fills_bytes
+from tensorferry.formats.writing import NewTensor, new_file, write_chunks
 
-__all__ = ["NewTensor", "write_safetensors"]
+__all__ = ["SafetensorsWriter", "write_safetensors"]
+
+_SINGLE = "model.safetensors"
 
 
-class NewTensor(NamedTuple):
-    """A tensor to write: row-major, little-endian bytes in `chunks` that are cut anywhere and taken one at a time."""
+class SafetensorsWriter:
+    """The `CheckpointWriter` of Hugging Face's layout: ``model.safetensors``, or shards and their index."""
 
-    dtype: DType
-    shape: Shape
-    chunks: Iterable[bytes | bytearray | memoryview]
+    name = "safetensors"
+
+    def write(
+        self,
+        folder: Path,
+        tensors: Mapping[str, NewTensor],
+        *,
+        metadata: Mapping[str, str],
+        max_shard_size: int | None,
+    ) -> Sequence[str]:
+        """Write the files, the index last; see `CheckpointWriter`."""
+        for name, (dtype, shape, _) in tensors.items():
+            _refuse_unwritable(name, dtype, shape)
+        shards = list(_shards(tensors, max_shard_size))
+        if len(shards) <= 1:
+            write_safetensors(folder / _SINGLE, tensors, metadata=metadata)
+            return [_SINGLE]
+        names = [f"model-{n:05}-of-{len(shards):05}.safetensors" for n in range(1, len(shards) + 1)]
+        for name, shard in zip(names, shards, strict=True):
+            write_safetensors(folder / name, {n: tensors[n] for n in shard}, metadata=metadata)
+        index = f"{_SINGLE}.index.json"
+        weight_map = {n: name for name, shard in zip(names, shards, strict=True) for n in shard}
+        total = sum(t.dtype.nbytes(t.shape) for t in tensors.values())
+        with new_file(folder / index) as out:
+            out.write(json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2).encode())
+        return [*names, index]
+
+
+def _shards(tensors: Mapping[str, NewTensor], most: int | None) -> Iterator[list[str]]:
+    """Yield the names of each shard: as many, in their order, as `most` bytes and the limits of a file allow."""
+    shard: list[str] = []
+    size = 0
+    for name, (dtype, shape, _) in tensors.items():
+        more = dtype.nbytes(shape)
+        if shard and (len(shard) == MAX_TENSORS or (most is not None and size + more > most)):
+            yield shard
+            shard, size = [], 0
+        shard.append(name)
+        size += more
+    if shard:
+        yield shard
 
 
 def write_safetensors(
@@ -43,22 +80,10 @@ def write_safetensors(
     """
     order = sorted(tensors, key=lambda name: (-tensors[name].dtype.bits, name))
     header = _header({name: tensors[name] for name in order}, metadata)
-    target = Path(path)
-    beside = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
-    out = beside.open("xb")
-    try:
-        with out:
-            _keep_mode(out.fileno(), target)
-            out.write(header)
-            for name in order:
-                _write_chunks(out, name, tensors[name])
-            out.flush()
-            os.fsync(out.fileno())
-        beside.replace(target)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
-    _sync_folder(target.parent)
+    with new_file(path) as out:
+        out.write(header)
+        for name in order:
+            write_chunks(out, name, tensors[name])
 
 
 def _header(tensors: Mapping[str, NewTensor], metadata: Mapping[str, str] | None) -> bytes:
@@ -88,30 +113,3 @@ def _refuse_unwritable(name: str, dtype: DType, shape: Shape) -> None:
         raise FormatError(f"tensor {shown(name)!r}: safetensors has no dtype {dtype}")
     if any(dim < 0 for dim in shape) or not fills_bytes(dtype, shape):
         raise FormatError(f"tensor {shown(name)!r}: {dtype} of shape {list(shape)} fills no whole bytes")
-
-
-def _write_chunks(out: BinaryIO, name: str, tensor: NewTensor) -> None:
-    wanted, written = tensor.dtype.nbytes(tensor.shape), 0
-    for chunk in tensor.chunks:
-        written += memoryview(chunk).nbytes
-        if written > wanted:
-            break
-        out.write(chunk)
-    if written != wanted:
-        found = f"over {wanted}" if written > wanted else str(written)
-        raise FormatError(f"tensor {shown(name)!r} takes {wanted} bytes, its chunks have {found}; nothing was written")
-
-
-def _keep_mode(fd: int, target: Path) -> None:
-    with suppress(FileNotFoundError):
-        old = target.lstat()
-        if modes.S_ISREG(old.st_mode):
-            os.fchmod(fd, modes.S_IMODE(old.st_mode))
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -15,7 +15,8 @@ from helpers.checkpoints import ar, raw
 from helpers.safetensors_bytes import NAME, catalogue
 from tensorferry.core.dtypes import DTYPES
 from tensorferry.errors import FormatError
-from tensorferry.formats.safetensors_write import NewTensor, write_safetensors
+from tensorferry.formats.safetensors_write import write_safetensors
+from tensorferry.formats.writing import NewTensor
 
 MADE = {"b": ar(2, 3), "a": ar(4, start=7), "h": ar(3, dtype=torch.bfloat16), "flag": torch.tensor([True, False])}
 TYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.bool: "BOOL"}
