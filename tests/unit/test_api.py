@@ -15,7 +15,20 @@ import torch
 from torch import nn
 
 from helpers.checkpoints import ar, write_safetensors
-from tensorferry import Box, Drop, Place, ReadOptions, Region, RuleSet, Slot, Strictness, load, open_checkpoint, plan
+from tensorferry import (
+    Box,
+    Drop,
+    Layout,
+    Place,
+    ReadOptions,
+    Region,
+    RuleSet,
+    Slot,
+    Strictness,
+    load,
+    open_checkpoint,
+    plan,
+)
 from tensorferry.api import prepare, run
 from tensorferry.errors import ConfigError, CorruptFile, FinalizeError, PlanError, ReadError
 from tensorferry.execute import SimpleExecutor
@@ -460,3 +473,23 @@ class TestNonsense:
         model = nn.Linear(2, 3)
         load(model, folder, device="cpu:0")
         assert torch.equal(model.weight, LIN["weight"])
+
+
+def test_padding_is_filled_and_slots_of_other_ranks_are_dropped(tmp_path: Path) -> None:
+    class Experts(nn.Module):
+        """Rank 1's expert of two, with a row of padding."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.full((3, 2), 9.0))
+
+        def tensor_slots(self) -> Mapping[str, Layout]:
+            rows = Slot.of(Region((3, 2), Box((0, 0), (2, 2))), (2, 2))
+            return {"weight": Layout({"1": rows}, default=0.0, absent={"0"})}
+
+    write_safetensors(tmp_path / "model.safetensors", {"experts.0": ar(2, 2), "experts.1": ar(2, 2, start=4)})
+    model = Experts()
+    report = load(model, tmp_path, rules=RuleSet(Place("experts.{e}", "weight", slot="{e}")))
+    assert model.weight.tolist() == [[4, 5], [6, 7], [0, 0]]
+    assert report.dropped == {"experts.0": "not on this rank"}
+    assert report.bytes_needed == 16

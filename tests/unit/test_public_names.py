@@ -19,8 +19,8 @@ PUBLIC = [
     "Checkpoint", "ReadOptions", "Report", "Strictness", "Verified", "load", "load_model", "open_checkpoint", "plan",
     "verify",
     # what a plan is made of, for models that declare their layout and names that differ
-    "Box", "Catalogue", "Drop", "Feeder", "Ignore", "Join", "Place", "Plan", "Region", "RuleSet", "Slot", "Split",
-    "TensorEntry",
+    "Box", "Catalogue", "Drop", "Feeder", "Ignore", "Join", "Layout", "Place", "Plan", "Region", "RuleSet", "Slot",
+    "Split", "TensorEntry",
     "Add", "Chain", "Concat", "Custom", "Dequantize", "Part", "Permute", "Stack", "Take", "Transpose",
     # models with a loader of their own
     "stream_opaque", "trace",

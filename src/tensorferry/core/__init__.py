@@ -9,7 +9,7 @@ from tensorferry.core.planning import make_plan
 from tensorferry.core.rules import Drop, Ignore, Join, Part, Place, Split
 from tensorferry.core.ruleset import RuleSet
 from tensorferry.core.schedule import Batch, Input, Piece, Read, Schedule, Task
-from tensorferry.core.target import Slot, Target, TargetTensor
+from tensorferry.core.target import Layout, Slot, Target, TargetTensor
 from tensorferry.core.transforms import (
     Add,
     Chain,
@@ -43,6 +43,7 @@ __all__ = [
     "Input",
     "Join",
     "Kind",
+    "Layout",
     "Part",
     "Permute",
     "Piece",

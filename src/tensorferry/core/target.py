@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from tensorferry.core.boxes import Region, Shape
 from tensorferry.core.dtypes import DType
 
-__all__ = ["Slot", "Target", "TargetTensor"]
+__all__ = ["Layout", "Slot", "Target", "TargetTensor", "owner_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,15 @@ class Slot:
             raise ValueError(f"slot takes {self.window.size} elements for {self.local.size} of its parameter")
         if not self.window.fits(self.logical):
             raise ValueError(f"window {self.window} is no region of the logical shape {self.logical}")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a layer lays one of its parameters out, where slots alone do not say it. Fields as in `TargetTensor`."""
+
+    slots: Mapping[str, Slot]
+    default: float | None = None
+    absent: Container[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

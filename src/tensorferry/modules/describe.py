@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from tensorferry.core.target import Slot, Target, TargetTensor
+from tensorferry.core.target import Layout, Slot, Target, TargetTensor
 from tensorferry.errors import PlanError
 from tensorferry.numerics.torch_dtypes import dtype_of, logical_shape
 
@@ -20,10 +20,12 @@ __all__ = ["DeclaresSlots", "Place", "describe", "identity_of", "places"]
 class DeclaresSlots(Protocol):
     """A layer that says how its parameters are laid out: which part each logical tensor feeds."""
 
-    def tensor_slots(self) -> Mapping[str, Mapping[str, Slot]]:
+    def tensor_slots(self) -> Mapping[str, Mapping[str, Slot] | Layout]:
         """Return slots by the local name of the parameter, then by the name of the slot.
 
-        Parameters that are not named are plain: one entry of the same name and shape fills them.
+        A `Layout` says more: what fills the elements that no slot covers (padding of a vocabulary), and which slots
+        are those of other ranks (experts). Parameters that are not named are plain: one entry of the same name and
+        shape fills them.
         """
         ...
 
@@ -77,11 +79,14 @@ def describe(model: nn.Module) -> Target:
         if owner != place.name:
             target[place.name] = TargetTensor(place.name, dtype, shape, alias_of=owner)
         else:
-            target[place.name] = TargetTensor(place.name, dtype, shape, _slots(place, shape))
+            layout = _layout(place, shape)
+            target[place.name] = TargetTensor(
+                place.name, dtype, shape, layout.slots, default=layout.default, absent=layout.absent
+            )
     return target
 
 
-def _slots(place: Place, shape: tuple[int, ...]) -> Mapping[str, Slot]:
+def _layout(place: Place, shape: tuple[int, ...]) -> Layout:
     if isinstance(place.module, DeclaresSlots):
         declared = _declared(place.module)
         unknown = declared.keys() - place.module._parameters.keys() - place.module._buffers.keys()
@@ -90,24 +95,27 @@ def _slots(place: Place, shape: tuple[int, ...]) -> Mapping[str, Slot]:
             raise PlanError(f"{type(place.module).__name__} declares slots of {whose}, which it does not have")
         if place.leaf in declared:
             return declared[place.leaf]
-    return {"": Slot.whole(shape, also=_scalars(shape))}
+    return Layout({"": Slot.whole(shape, also=_scalars(shape))})
 
 
-def _declared(module: DeclaresSlots) -> Mapping[str, Mapping[str, Slot]]:
+def _declared(module: DeclaresSlots) -> Mapping[str, Layout]:
     """Return what a layer declares; raises PlanError for what are no slots, saying what is expected."""
     declared: object = module.tensor_slots()
     who = f"tensor_slots of {type(module).__name__}"
     if not isinstance(declared, Mapping):
         raise PlanError(f"{who} returns {_kind(declared)}, not a mapping of parameters to their slots")
-    for parameter, slots in declared.items():
-        if not isinstance(slots, Mapping):
-            raise PlanError(f"{who} gives {parameter!r} {_kind(slots)}, not a mapping of slot names to Slots")
-        for name, slot in slots.items():
-            if not isinstance(slot, Slot) or not isinstance(name, str):
-                raise PlanError(
-                    f"{who} gives {parameter!r} {name!r}: {_kind(slot)}, where a name and a Slot are expected"
-                )
-    return declared
+    return {parameter: _checked(who, parameter, given) for parameter, given in declared.items()}
+
+
+def _checked(who: str, parameter: object, given: object) -> Layout:
+    layout = given if isinstance(given, Layout) else None
+    slots: object = given if layout is None else layout.slots
+    if not isinstance(slots, Mapping):
+        raise PlanError(f"{who} gives {parameter!r} {_kind(slots)}, not a mapping of slot names to Slots")
+    for name, slot in slots.items():
+        if not isinstance(slot, Slot) or not isinstance(name, str):
+            raise PlanError(f"{who} gives {parameter!r} {name!r}: {_kind(slot)}, where a name and a Slot are expected")
+    return layout or Layout(slots)
 
 
 def _kind(value: object) -> str:

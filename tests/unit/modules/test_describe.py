@@ -10,7 +10,7 @@ from torch import nn
 
 from tensorferry.core.boxes import Box, Region
 from tensorferry.core.dtypes import DTYPES
-from tensorferry.core.target import Slot, owner_of
+from tensorferry.core.target import Layout, Slot, owner_of
 from tensorferry.errors import PlanError, UnsupportedDtype
 from tensorferry.modules.describe import describe, identity_of, places
 
@@ -149,6 +149,24 @@ SLOT = Slot(Region.whole((2, 3)), (4, 3), Region((4, 3), Box((2, 0), (4, 3))))
 def test_a_layer_says_how_its_parameters_are_laid_out() -> None:
     target = describe(nn.Sequential(Column({"weight": {"": SLOT}, "bias": {"": SLOT}})))
     assert target["0.weight"].slots == {"": SLOT}
+
+
+def test_a_layout_declares_padding_and_the_slots_of_other_ranks() -> None:
+    class Padded(nn.Module):
+        """Three rows of which one is padding; a second slot is another rank's."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(3, 3))
+
+        def tensor_slots(self) -> Mapping[str, Layout]:
+            rows = Slot.of(Region((3, 3), Box((0, 0), (2, 3))), (2, 3))
+            return {"weight": Layout({"0": rows}, default=0.0, absent={"1"})}
+
+    target = describe(Padded())["weight"]
+    assert target.default == 0.0
+    assert "1" in target.absent
+    assert list(target.slots) == ["0"]
 
 
 def test_slots_of_a_parameter_that_is_not_there_are_refused() -> None:
