@@ -130,3 +130,79 @@ class Region:
     def part(self, box: Box) -> Region:
         """Return the region that is `box` *of this region*, in its own coordinates."""
         return Region(self.view, box.shift(self.box.start))
+
+    def seen_as(self, view: Shape) -> Region | None:
+        """Return the same elements, in the same order, as a box of another `view`; None where they are no box of it.
+
+        >>> Region((6, 2), Box((2, 0), (4, 2))).seen_as((3, 2, 2))
+        Region(view=(3, 2, 2), box=Box(start=(1, 0, 0), stop=(2, 2, 2)))
+        """
+        if view == self.view:
+            return self
+        if prod(view) != prod(self.view) or not self.size:
+            return None
+        start: list[int] = []
+        stop: list[int] = []
+        at = 0
+        for old, new in _equal_groups(self.view, view):
+            dims = slice(at, at + len(old))
+            at += len(old)
+            part = _same_box(old, self.box.start[dims], self.box.stop[dims], new)
+            if part is None:
+                return None
+            start += part[0]
+            stop += part[1]
+        return Region(view, Box(tuple(start), tuple(stop)))
+
+
+def _equal_groups(one: Shape, other: Shape) -> Iterator[tuple[Shape, Shape]]:
+    """Cut two views of as many elements, none of them empty, into the shortest runs of dimensions of equal products."""
+    i = j = 0
+    while i < len(one) or j < len(other):
+        first, second = i, j
+        left = right = 1
+        while first == i or second == j or left != right:
+            if left <= right and i < len(one):
+                left *= one[i]
+                i += 1
+            elif j < len(other):
+                right *= other[j]
+                j += 1
+            else:
+                break
+            if left == right and (i > first or j > second):
+                break
+        yield one[first:i], other[second:j]
+
+
+def _same_box(old: Shape, start: Shape, stop: Shape, new: Shape) -> tuple[Shape, Shape] | None:
+    """Return the box of `new`, as start and stop, that has the elements of a box of `old`; None if there is none."""
+    if old == new:
+        return start, stop
+    run = _run(old, start, stop)
+    return None if run is None else _box_of_run(new, *run)
+
+
+def _run(shape: Shape, start: Shape, stop: Shape) -> tuple[int, int] | None:
+    """Return the half-open interval of positions that a box is, or None where it is several."""
+    first = sum(a * s for a, s in zip(start, strides_of(shape), strict=True))
+    size = prod(map(sub, stop, start))
+    last = sum((b - 1) * s for b, s in zip(stop, strides_of(shape), strict=True))
+    return (first, first + size) if last - first + 1 == size else None
+
+
+def _box_of_run(shape: Shape, first: int, last: int) -> tuple[Shape, Shape] | None:
+    """Return the box that the positions ``first <= p < last`` are, or None where they are several."""
+    low: list[int] = []
+    high: list[int] = []
+    for n, step in zip(shape, strides_of(shape), strict=True):
+        a, b = first // step, -(-last // step)
+        if b - a > 1 and (first % step or last % step):
+            return None
+        low.append(a)
+        high.append(b)
+        if b - a > 1:  # whole from here on
+            rest = shape[len(low) :]
+            return (*low, *(0 for _ in rest)), (*high, *rest)
+        first, last = first - a * step, last - a * step
+    return tuple(low), tuple(high)

@@ -105,10 +105,14 @@ def _copy(entry: TensorEntry, parameter: str, into: Region, region: Region) -> S
 
 
 def _within(taken: Region, window: Region, shape: Shape) -> Region | None:
-    """Return `window` of a tensor that is itself the region `taken` of an entry, as a region of the entry."""
-    if window.view == shape and taken.box.shape == shape:
-        return taken.part(window.box)
-    return taken if window.is_whole else None
+    """Return `window` of a tensor that is itself the region `taken` of an entry, as a region of the entry.
+
+    None where it is no region; the window may be seen in another shape than the tensor was taken in.
+    """
+    if window.is_whole:
+        return taken
+    inner = window.seen_as(taken.box.shape) if window.view == shape else None
+    return None if inner is None else taken.part(inner.box)
 
 
 def is_placing(slot: Slot, made: Shape) -> bool:
