@@ -12,17 +12,32 @@ from tensorferry.core.boxes import Shape
 from tensorferry.core.dtypes import DType
 from tensorferry.errors import FormatError, shown
 from tensorferry.formats.safetensors import MAX_HEADER, MAX_TENSORS, SAFETENSORS_DTYPES, fills_bytes
-from tensorferry.formats.writing import NewTensor, new_file, write_chunks
+from tensorferry.formats.writing import NewFile, NewTensor, new_file, write_chunks
 
 __all__ = ["SafetensorsWriter", "write_safetensors"]
 
 _SINGLE = "model.safetensors"
+_INDEX = f"{_SINGLE}.index.json"
 
 
 class SafetensorsWriter:
     """The `CheckpointWriter` of Hugging Face's layout: ``model.safetensors``, or shards and their index."""
 
     name = "safetensors"
+    suffix = ".safetensors"
+
+    def files(
+        self, tensors: Mapping[str, NewTensor], *, metadata: Mapping[str, str], max_shard_size: int | None
+    ) -> Sequence[NewFile]:
+        """Return what `write` would write; see `PlansFiles`."""
+        for name, (dtype, shape, _) in tensors.items():
+            _refuse_unwritable(name, dtype, shape)
+        shards = list(_shards(tensors, max_shard_size)) or [[]]
+        names = [f"model-{n:05}-of-{len(shards):05}.safetensors" for n in range(1, len(shards) + 1)]
+        if len(shards) == 1:
+            names = [_SINGLE]
+        found = [_new_file(name, tensors, shard, metadata) for name, shard in zip(names, shards, strict=True)]
+        return found if len(found) == 1 else [*found, NewFile(_INDEX, len(_index(found, tensors)))]
 
     def write(
         self,
@@ -33,21 +48,38 @@ class SafetensorsWriter:
         max_shard_size: int | None,
     ) -> Sequence[str]:
         """Write the files, the index last; see `CheckpointWriter`."""
-        for name, (dtype, shape, _) in tensors.items():
-            _refuse_unwritable(name, dtype, shape)
-        shards = list(_shards(tensors, max_shard_size))
-        if len(shards) <= 1:
-            write_safetensors(folder / _SINGLE, tensors, metadata=metadata)
-            return [_SINGLE]
-        names = [f"model-{n:05}-of-{len(shards):05}.safetensors" for n in range(1, len(shards) + 1)]
-        for name, shard in zip(names, shards, strict=True):
-            write_safetensors(folder / name, {n: tensors[n] for n in shard}, metadata=metadata)
-        index = f"{_SINGLE}.index.json"
-        weight_map = {n: name for name, shard in zip(names, shards, strict=True) for n in shard}
-        total = sum(t.dtype.nbytes(t.shape) for t in tensors.values())
-        with new_file(folder / index) as out:
-            out.write(json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2).encode())
-        return [*names, index]
+        files = self.files(tensors, metadata=metadata, max_shard_size=max_shard_size)
+        for name, _, held in files:
+            if name != _INDEX:
+                write_safetensors(folder / name, {n: tensors[n] for n in held}, metadata=metadata)
+                continue
+            with new_file(folder / name) as out:
+                out.write(_index(files, tensors))
+        return [file.name for file in files]
+
+
+def _new_file(
+    name: str, tensors: Mapping[str, NewTensor], shard: Sequence[str], metadata: Mapping[str, str]
+) -> NewFile:
+    order = _in_order({n: tensors[n] for n in shard})
+    header = _header({n: tensors[n] for n in order}, metadata)
+    return NewFile(name, len(header) + sum(_nbytes(tensors[n]) for n in order), tuple(order))
+
+
+def _index(files: Sequence[NewFile], tensors: Mapping[str, NewTensor]) -> bytes:
+    weight_map = {n: file.name for file in files for n in file.tensors}
+    total = sum(map(_nbytes, tensors.values()))
+    in_turn = {n: weight_map[n] for n in tensors}
+    return json.dumps({"metadata": {"total_size": total}, "weight_map": in_turn}, indent=2).encode()
+
+
+def _in_order(tensors: Mapping[str, NewTensor]) -> list[str]:
+    """Return names in the order of their bytes: wider types first, so that every tensor is aligned."""
+    return sorted(tensors, key=lambda name: (-tensors[name].dtype.bits, name))
+
+
+def _nbytes(tensor: NewTensor) -> int:
+    return tensor.dtype.nbytes(tensor.shape)
 
 
 def _shards(tensors: Mapping[str, NewTensor], most: int | None) -> Iterator[list[str]]:
@@ -78,7 +110,7 @@ def write_safetensors(
     Raises FormatError, with `path` untouched, if a tensor does not fit the format or its chunks are not as long as its
     shape says; OSError if the disk refuses.
     """
-    order = sorted(tensors, key=lambda name: (-tensors[name].dtype.bits, name))
+    order = _in_order(tensors)
     header = _header({name: tensors[name] for name in order}, metadata)
     with new_file(path) as out:
         out.write(header)

@@ -9,13 +9,24 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, Protocol, cast
+from typing import BinaryIO, NamedTuple, Protocol, cast, runtime_checkable
 
 from tensorferry.core.boxes import Shape
 from tensorferry.core.dtypes import DType
 from tensorferry.errors import FormatError, UnknownFormat, shown
 
-__all__ = ["WRITERS", "CheckpointWriter", "NewTensor", "checkpoint_writer", "new_file", "write_chunks"]
+__all__ = [
+    "WRITERS",
+    "CheckpointWriter",
+    "NewFile",
+    "NewTensor",
+    "PlansFiles",
+    "WritesOneFile",
+    "checkpoint_writer",
+    "new_file",
+    "sync_folder",
+    "write_chunks",
+]
 
 
 class NewTensor(NamedTuple):
@@ -55,6 +66,35 @@ class CheckpointWriter(Protocol):
         ...
 
 
+class NewFile(NamedTuple):
+    """A file that a writer is going to write: its name, all its bytes, and its tensors in the order of their bytes."""
+
+    name: str
+    nbytes: int
+    tensors: tuple[str, ...] = ()
+
+
+@runtime_checkable
+class PlansFiles(Protocol):
+    """Writers that know beforehand what they write; what asks them for it can make the chunks ahead, in that order."""
+
+    def files(
+        self, tensors: Mapping[str, NewTensor], *, metadata: Mapping[str, str], max_shard_size: int | None
+    ) -> Sequence[NewFile]:
+        """Return what `CheckpointWriter.write` would write, in its order, without asking for a chunk.
+
+        Raises FormatError for a tensor that the format cannot hold.
+        """
+        ...
+
+
+@runtime_checkable
+class WritesOneFile(Protocol):
+    """Writers whose checkpoints can be a single file, which may then have any name that ends in `suffix`."""
+
+    suffix: str
+
+
 WRITERS = {
     "safetensors": "tensorferry.formats.safetensors_write:SafetensorsWriter",
 }
@@ -90,7 +130,7 @@ def new_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
-    _sync_folder(target.parent)
+    sync_folder(target.parent)
 
 
 def write_chunks(out: BinaryIO, name: str, tensor: NewTensor) -> None:
@@ -113,7 +153,8 @@ def _keep_mode(fd: int, target: Path) -> None:
             os.fchmod(fd, modes.S_IMODE(old.st_mode))
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Bring to the disk which files `folder` has. Raises OSError."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
