@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from helpers.simulate import Array, numpy_dtype
 from tensorferry.core.boxes import Box, Region, Shape, strides_of
 from tensorferry.core.catalogue import Catalogue, Chunk, Span, TensorEntry
+from tensorferry.core.coverage import flat_runs
 from tensorferry.core.dtypes import DTYPES, DType
 from tensorferry.core.plan import Plan
 from tensorferry.core.planning import make_plan
@@ -87,6 +88,37 @@ def regions(draw: st.DrawFn, shape: Sequence[int], *, block: int = 1, least: int
     box = draw(boxes((*view[:-1], view[-1] // block), least=least))
     start, stop = ((*b[:-1], b[-1] * block) for b in (box.start, box.stop))
     return Region(view, Box(start, stop))
+
+
+@st.composite
+def cuts(draw: st.DrawFn, shape: Shape, *, block: int = 1) -> list[Region]:
+    """Return regions that together are a tensor of `shape`, each element once; they cut through no block."""
+    view = draw(views(shape, block=block))
+    parts = [Box.whole(view)]
+    for _ in range(draw(st.integers(0, 4))):
+        box = parts.pop(draw(st.integers(0, len(parts) - 1)))
+        dim = draw(st.integers(0, len(view) - 1)) if view else 0
+        unit = block if dim == len(view) - 1 else 1
+        at = unit * draw(st.integers(0, box.shape[dim] // unit)) if view else 0
+        parts += _halves(box, dim, at) if view else [box]
+    return [draw(_as_run(Region(view, box))) for box in parts]
+
+
+def _halves(box: Box, dim: int, at: int) -> list[Box]:
+    middle = box.start[dim] + at
+    return [
+        Box(box.start, (*box.stop[:dim], middle, *box.stop[dim + 1 :])),
+        Box((*box.start[:dim], middle, *box.start[dim + 1 :]), box.stop),
+    ]
+
+
+@st.composite
+def _as_run(draw: st.DrawFn, region: Region) -> Region:
+    """Return a region, or the same elements of the flat tensor where they follow each other."""
+    runs = list(flat_runs(region))
+    if len(runs) == 1 and draw(st.booleans()):
+        return Region((prod(region.view),), Box((runs[0][0],), (runs[0][1],)))
+    return region
 
 
 @st.composite

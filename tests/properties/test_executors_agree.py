@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from helpers.memory_storage import MemoryStorage
-from helpers.random_plans import World, costs, worlds
+from helpers.random_plans import World, costs, cuts, worlds
 from helpers.simulate import POISON, naive
 from tensorferry.core.lower import lower
 from tensorferry.core.plan import Plan
 from tensorferry.execute import Executor, Feeder, SimpleExecutor, ThreadedExecutor
+from tensorferry.execute.placing import region_of
 from tensorferry.execute.simple import read_entry
 from tensorferry.numerics.torch_dtypes import torch_dtype, torch_shape
 
@@ -69,5 +71,20 @@ def test_feeding_whole_tensors_in_any_order_gives_the_same(world: World) -> None
     feeder = Feeder(plan, found)
     for entry in reversed(world.entries):
         feeder.feed(entry.name, read_entry(storage, entry))
+    feeder.finish()
+    _assert_equal(found, world, plan)
+
+
+@MANY
+@given(world=worlds(), data=st.data())
+def test_feeding_parts_of_any_view_in_any_order_gives_the_same(world: World, data: st.DataObject) -> None:
+    plan = world.plan()
+    found, storage = _poisoned(plan), MemoryStorage(world.frozen_files())
+    parts = [(e, region) for e in world.entries for region in data.draw(cuts(e.shape, block=e.dtype.block), e.name)]
+    feeder = Feeder(plan, found, borrowed=True)
+    for entry, region in data.draw(st.permutations(parts)):
+        buffer = region_of(read_entry(storage, entry), region, entry.dtype).clone()
+        feeder.feed(entry.name, buffer, region)
+        buffer.copy_(torch.full((buffer.nbytes,), POISON, dtype=torch.uint8).view(buffer.dtype).view(buffer.shape))
     feeder.finish()
     _assert_equal(found, world, plan)

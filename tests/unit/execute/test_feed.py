@@ -12,10 +12,10 @@ from tensorferry.core.catalogue import Catalogue, TensorEntry
 from tensorferry.core.dtypes import DTYPES
 from tensorferry.core.plan import Plan
 from tensorferry.core.planning import make_plan
-from tensorferry.core.rules import Join, Rule
+from tensorferry.core.rules import Join, Place, Rule
 from tensorferry.core.ruleset import RuleSet
 from tensorferry.core.target import Slot, TargetTensor
-from tensorferry.core.transforms import Stack
+from tensorferry.core.transforms import Chain, Stack, Transpose
 from tensorferry.errors import PlanError
 from tensorferry.execute import Feeder
 from tensorferry.numerics.casts import Loss
@@ -70,7 +70,7 @@ def test_inputs_of_a_transform_wait_for_each_other() -> None:
     feeder.feed("e.1", tensors["e.1"])
     assert ready == ["s"]
     assert found["s"].tolist() == [[0, 1], [10, 11], [20, 21]]
-    assert feeder._held == {}
+    assert feeder.held_bytes == 0
 
 
 def test_a_window_is_cut_out_and_the_rest_filled() -> None:
@@ -139,3 +139,104 @@ def test_what_is_no_tensor_with_values_is_refused_and_may_still_come(pushed: obj
     feeder.feed("b", TWO["b"])
     feeder.finish()
     assert torch.equal(found["b"], TWO["b"])
+
+
+def _part(view: tuple[int, ...], start: tuple[int, ...], stop: tuple[int, ...]) -> Region:
+    return Region(view, Box(start, stop))
+
+
+def test_an_entry_may_come_in_parts_and_is_ready_with_the_last_one() -> None:
+    found, ready = {"w": torch.zeros(4, 3)}, list[str]()
+    feeder = Feeder(_plan({"w": ar(4, 3)}), found, on_ready=ready.append)
+    assert feeder.feed("w", ar(4, 3)[2:], _part((4, 3), (2, 0), (4, 3)))
+    assert feeder.feed("w", ar(4, 3)[:2, :1], _part((4, 3), (0, 0), (2, 1)))
+    assert ready == []
+    feeder.feed("w", ar(4, 3)[:2, 1:], _part((4, 3), (0, 1), (2, 3)))
+    assert ready == ["w"]
+    assert feeder.finish().bytes_read == 48
+    assert torch.equal(found["w"], ar(4, 3))
+
+
+def test_parts_of_another_view_land_where_they_belong() -> None:
+    found = {"w": torch.zeros(4, 3)}
+    feeder = Feeder(_plan({"w": ar(4, 3)}), found)
+    feeder.feed("w", ar(12)[:5], _part((12,), (0,), (5,)))
+    feeder.feed("w", ar(2, 6)[1:], _part((2, 6), (1, 0), (2, 6)))
+    feeder.feed("w", ar(1, start=5), _part((12,), (5,), (6,)))
+    feeder.finish()
+    assert torch.equal(found["w"], ar(4, 3))
+
+
+def test_only_the_elements_that_the_plan_needs_have_to_come() -> None:
+    slot = Slot(Region.whole((2, 2)), (4, 2), Region((4, 2), Box((2, 0), (4, 2))))
+    found = {"w": torch.zeros(2, 2)}
+    feeder = Feeder(_plan({"w": ar(4, 2)}, TargetTensor("w", F32, (2, 2), {"": slot})), found)
+    feeder.feed("w", ar(4, 2)[1:3], _part((4, 2), (1, 0), (3, 2)))
+    with pytest.raises(PlanError, match=r"1 tensor was never fed: w \(2 of 4 elements\)"):
+        feeder.finish()
+    feeder.feed("w", ar(4, 2)[3:], _part((4, 2), (3, 0), (4, 2)))
+    feeder.finish()
+    assert found["w"].tolist() == [[4, 5], [6, 7]]
+
+
+def test_an_element_that_comes_twice_is_refused_before_anything_is_written() -> None:
+    found = {"w": torch.zeros(4, 2)}
+    feeder = Feeder(_plan({"w": ar(4, 2)}), found)
+    feeder.feed("w", ar(4, 2)[:2], _part((4, 2), (0, 0), (2, 2)))
+    for again in (_part((4, 2), (1, 0), (3, 2)), _part((8,), (3,), (4,)), _part((2, 4), (0, 0), (2, 1))):
+        with pytest.raises(PlanError, match=r"part \(slice.*\) of tensor 'w' was fed twice"):
+            feeder.feed("w", torch.full(again.shape, -1.0), again)
+    with pytest.raises(PlanError, match="tensor 'w' was fed twice"):
+        feeder.feed("w", ar(4, 2))
+    assert found["w"].tolist() == [[0, 1], [2, 3], [0, 0], [0, 0]]
+
+
+def test_a_part_that_is_none_or_of_another_shape_is_refused() -> None:
+    feeder = Feeder(_plan({"w": ar(4, 2)}), {"w": torch.zeros(4, 2)})
+    with pytest.raises(PlanError, match=r"seen as \(4, 2\), is no part of its shape \(4, 2\)"):
+        feeder.feed("w", ar(2, 2), _part((4, 2), (3, 0), (5, 2)))
+    with pytest.raises(PlanError, match=r"seen as \(9,\), is no part of its shape"):
+        feeder.feed("w", ar(9), _part((9,), (0,), (9,)))
+    with pytest.raises(PlanError, match=r"was fed as torch\.float32 \(4,\), but the plan was made for F32 \(2, 2\)"):
+        feeder.feed("w", ar(4), _part((4, 2), (0, 0), (2, 2)))
+
+
+def test_parts_that_a_transform_needs_are_put_together_first() -> None:
+    found = {"t": torch.zeros(3, 2)}
+    plan = _plan({"w": ar(2, 3)}, TargetTensor.plain("t", F32, (3, 2)), rules=(Place("w", "t", via=Transpose((1, 0))),))
+    feeder = Feeder(plan, found)
+    feeder.feed("w", ar(2, 3)[:, :2], _part((2, 3), (0, 0), (2, 2)))
+    assert feeder.held_bytes == 24
+    feeder.feed("w", ar(2, 3)[:, 2:], _part((2, 3), (0, 2), (2, 3)))
+    assert feeder.finish().staging_peak == 24
+    assert found["t"].tolist() == ar(2, 3).t().tolist()
+
+
+@pytest.mark.parametrize("borrowed", [True, False])
+def test_borrowed_tensors_are_copied_where_they_have_to_wait(borrowed: bool) -> None:
+    tensors = {"e.0": ar(2, 2), "e.1": ar(2, 2, start=10)}
+    rule = Join(("e.{i}",), "t", Chain((Stack(0), Transpose((2, 1, 0)))))
+    plan = _plan(tensors, TargetTensor.plain("t", F32, (2, 2, 2)), rules=(rule,))
+    found, buffer = {"t": torch.zeros(2, 2, 2)}, torch.zeros(2, 2)
+    feeder = Feeder(plan, found, borrowed=borrowed)
+    for name, values in tensors.items():
+        feeder.feed(name, buffer.copy_(values))
+    feeder.finish()
+    assert torch.equal(found["t"], torch.stack(list(tensors.values())).permute(2, 1, 0)) is borrowed
+
+
+def test_packed_elements_are_fed_by_whole_blocks() -> None:
+    f4 = DTYPES["F4"]
+    entry = TensorEntry.at("w", f4, (2, 4), "f", 0)
+    plan = make_plan(Catalogue([entry], format="memory"), {"w": TargetTensor.plain("w", f4, (2, 4))}, RuleSet())
+    found = {"w": torch.zeros(2, 2, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)}
+    pushed = torch.arange(4, dtype=torch.uint8).reshape(2, 2).view(torch.float4_e2m1fn_x2)
+    feeder = Feeder(plan, found)
+    with pytest.raises(PlanError, match="cuts through a block"):
+        feeder.feed("w", pushed[:, :1], _part((2, 4), (0, 0), (2, 1)))
+    feeder.feed("w", pushed[:, 1:], _part((2, 4), (0, 2), (2, 4)))
+    with pytest.raises(PlanError, match=r"w \(2 of 4 elements\)"):
+        feeder.finish()
+    feeder.feed("w", pushed[:, :1], _part((2, 4), (0, 0), (2, 2)))
+    feeder.finish()
+    assert found["w"].view(torch.uint8).tolist() == [[0, 1], [2, 3]]
