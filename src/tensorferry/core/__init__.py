@@ -1,9 +1,10 @@
 """The pure heart: values and decisions. Standard library only; no torch, no I/O, no logging."""
 
 from tensorferry.core.boxes import Box, Region, Shape
-from tensorferry.core.catalogue import Catalogue, Chunk, Span, TensorEntry
+from tensorferry.core.catalogue import Catalogue, Chunk, Made, Span, TensorEntry
 from tensorferry.core.dtypes import DTYPES, Cast, DType, Kind, cast_kind
 from tensorferry.core.lower import lower
+from tensorferry.core.making import Assemble, Each, Scale
 from tensorferry.core.plan import Dropped, Plan, Source, Step, Strictness
 from tensorferry.core.planning import make_plan
 from tensorferry.core.rules import Drop, Ignore, Join, Part, Place, Split
@@ -27,6 +28,7 @@ from tensorferry.core.transforms import (
 __all__ = [
     "DTYPES",
     "Add",
+    "Assemble",
     "Batch",
     "Box",
     "Cast",
@@ -39,11 +41,13 @@ __all__ = [
     "Dequantize",
     "Drop",
     "Dropped",
+    "Each",
     "Ignore",
     "Input",
     "Join",
     "Kind",
     "Layout",
+    "Made",
     "Part",
     "Permute",
     "Piece",
@@ -52,6 +56,7 @@ __all__ = [
     "Read",
     "Region",
     "RuleSet",
+    "Scale",
     "Schedule",
     "Shape",
     "Slot",

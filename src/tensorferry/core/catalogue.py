@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 from tensorferry.core.boxes import Box, Shape, strides_of
 from tensorferry.core.dtypes import DType, Kind
+from tensorferry.core.transforms import Transform
 from tensorferry.errors import FormatError, UnsupportedDtype, shown
 
-__all__ = ["Catalogue", "Chunk", "Span", "TensorEntry", "refuse_unknown"]
+__all__ = ["Catalogue", "Chunk", "Made", "Span", "TensorEntry", "refuse_unknown"]
 
 
 class Span(NamedTuple):
@@ -35,15 +36,26 @@ class Chunk(NamedTuple):
     strides: Shape | None = None
 
 
+class Made(NamedTuple):
+    """How an entry that lies in no file is made: of whole `inputs` through `via`, or as one input, renamed."""
+
+    inputs: tuple[TensorEntry, ...]
+    via: Transform | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """A tensor as it lies in a checkpoint. `chunks` cover it exactly once; ordinary files have one."""
+    """A tensor as it lies in a checkpoint. `chunks` cover it exactly once; ordinary files have one.
+
+    made: of an entry that a name map adds, in place of chunks: which entries it is made of, and how.
+    """
 
     name: str
     dtype: DType
     shape: Shape
     chunks: tuple[Chunk, ...]
     digest: str | None = None
+    made: Made | None = None
 
     @classmethod
     def at(
@@ -70,7 +82,12 @@ class TensorEntry:
     @property
     def files(self) -> tuple[str, ...]:
         """The files that hold its bytes, each once."""
-        return tuple(dict.fromkeys(c.span.file for c in self.chunks if c.span is not None))
+        return tuple(dict.fromkeys(c.span.file for e in self.lying for c in e.chunks if c.span is not None))
+
+    @property
+    def lying(self) -> tuple[TensorEntry, ...]:
+        """The entries whose bytes it takes to have this one: itself, or what it is made of."""
+        return (self,) if self.made is None else tuple(one for entry in self.made.inputs for one in entry.lying)
 
     @property
     def span(self) -> Span | None:

@@ -24,19 +24,23 @@ def changed_kind(name: str, source: DType, target: DType, strict: Strictness) ->
 def unscaled(
     steps: Iterable[Step], parameters: Mapping[str, TensorSpec], left: Collection[str], strict: Strictness
 ) -> Iterator[Problem]:
-    """Yield a problem for each entry of 8 bits or fewer that `steps` widen while its scale is among `left`.
+    """Yield a problem for each entry of 8 bits or fewer, or of blocks, that `steps` widen while its scale is `left`.
 
     Copied without their scale, such numbers are wrong by that factor, and nothing else would tell.
     """
     names = set(left)
     for step in steps if names else ():
         for entry, _ in step.sources:
-            if entry.dtype.kind is Kind.FLOAT and entry.dtype.bits <= 8 < parameters[step.parameter].dtype.bits:
+            if _is_small(entry.dtype) and not _is_small(parameters[step.parameter].dtype):
                 stem = entry.name.rpartition(".")[0]
                 beside = (pattern.format(name=entry.name, stem=stem) for pattern in _BESIDE)
                 scale = next((name for name in beside if name in names), None)
                 if scale is not None:
                     yield _lossy(entry.name, f"its numbers are to be multiplied by {scale}, which no rule does", strict)
+
+
+def _is_small(dtype: DType) -> bool:
+    return dtype.kind is Kind.PACKED or (dtype.kind is Kind.FLOAT and dtype.bits <= 8)
 
 
 def _lossy(name: str, detail: str, strict: Strictness) -> Problem:

@@ -12,6 +12,7 @@ from tensorferry.core.catalogue import Catalogue, TensorEntry
 from tensorferry.core.coverage import check_slots, uncovered
 from tensorferry.core.dtypes import DTYPES, Kind
 from tensorferry.core.lossy import changed_kind, unscaled
+from tensorferry.core.made import resolved
 from tensorferry.core.plan import Dropped, Plan, Step, Strictness
 from tensorferry.core.ruleset import COMMON_LEFTOVERS, Destination, RuleSet
 from tensorferry.core.steps import as_numbers, cut_block, dequantized, is_packed, is_placing, steps_of
@@ -86,7 +87,7 @@ class _Planner:
         self._report_unscaled(owned)
         specs = {t.name: TensorSpec(t.dtype, t.shape) for t in owned.values()}
         aliases = {t.name: self.owner_of(t) for t in self.target.values() if t.alias_of is not None}
-        return Plan(tuple(self.steps), specs, aliases, tuple(self.dropped), tuple(self.problems))
+        return Plan(tuple(map(resolved, self.steps)), specs, aliases, tuple(self.dropped), tuple(self.problems))
 
     def _send(self, entry: TensorEntry, to: Destination, *, ruled: bool = False) -> None:
         tensor = self.target.get(to.into)

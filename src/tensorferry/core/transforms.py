@@ -322,4 +322,9 @@ def transform_from_json(data: Mapping[str, Any]) -> Transform:
         case "custom":
             return Custom(data["name"], TensorSpec(dtype_from_json(data["dtype"]), tuple(data["shape"])))
         case other:
-            raise RuleError(f"no transform is called {other!r}")
+            from tensorferry.core.making import from_json  # which is written in terms of this module
+
+            found = from_json(data)
+            if found is None:
+                raise RuleError(f"no transform is called {other!r}")
+            return found

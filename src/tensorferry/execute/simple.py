@@ -15,6 +15,7 @@ from tensorferry.core.transforms import TensorSpec
 from tensorferry.errors import ReadError
 from tensorferry.execute.base import Counters, OnReady, Parameters, Remaining
 from tensorferry.execute.blame import reading_for
+from tensorferry.execute.making import is_made, read_made
 from tensorferry.execute.placing import region_of, write
 from tensorferry.numerics.casts import fill
 from tensorferry.numerics.compute import compute_whole
@@ -95,6 +96,8 @@ def read_entry(storage: Storage, entry: TensorEntry) -> torch.Tensor:
 
 def read_entry_through(read_into: ReadInto, entry: TensorEntry) -> torch.Tensor:
     """Return what `read_entry` does, with a function that reads as `Storage.read_into`."""
+    if is_made(entry):
+        return read_made(read_into, entry)
     if len(entry.chunks) == 1 and entry.chunks[0].box is None:
         return _read_chunk(read_into, entry, entry.chunks[0], Region.whole(entry.shape))
     out = torch.empty(torch_shape(entry.dtype, entry.shape), dtype=torch_dtype(entry.dtype), device="cpu")

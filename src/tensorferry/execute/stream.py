@@ -14,6 +14,7 @@ from tensorferry.config import ReadOptions
 from tensorferry.core.catalogue import TensorEntry
 from tensorferry.errors import ReadError
 from tensorferry.execute.base import Counters
+from tensorferry.execute.making import is_made, reads_of, room_of
 from tensorferry.execute.simple import entry_in, read_entry, read_entry_through
 from tensorferry.storage.base import Storage, SupportsMap
 from tensorferry.storage.reading import ReadInto
@@ -38,13 +39,13 @@ def stream(
     held = 0
     try:
         for entry in entries:
-            while ahead and held + _room(entry) > options.max_staging:
+            while ahead and held + room_of(entry) > options.max_staging:
                 first, future = ahead.popleft()
-                held -= _room(first)
+                held -= room_of(first)
                 yield first.name, future.result()
                 del future
             ahead.append((entry, pool.submit(read_entry_through, read_into, entry)))
-            held += _room(entry)
+            held += room_of(entry)
             _count(counters, entry, held, options.max_read)
         while ahead:
             first, future = ahead.popleft()
@@ -65,15 +66,8 @@ def _in_pieces(read_into: ReadInto, most: int, stopped: threading.Event) -> Read
     return read
 
 
-def _room(entry: TensorEntry) -> int:
-    """Return the bytes that reading an entry takes: where they are put in order, both sides of that."""
-    if entry.span is not None:
-        return entry.nbytes
-    return entry.nbytes + max((c.span.length for c in entry.chunks if c.span is not None), default=0)
-
-
 def _count(counters: Counters, entry: TensorEntry, held: int, piece: int) -> None:
-    lengths = [chunk.span.length for chunk in entry.chunks if chunk.span is not None]
+    lengths = [read.length for read in reads_of(entry)]
     counters.bytes_read += sum(lengths)
     counters.reads += sum(-(-length // piece) for length in lengths)
     counters.staging_peak = max(counters.staging_peak, held)
@@ -87,7 +81,7 @@ def mapped(storage: SupportsMap, entries: Iterable[TensorEntry]) -> Iterator[tup
     """
     files: dict[str, torch.Tensor] = {}
     for entry in entries:
-        span = entry.chunks[0].span
+        span = None if is_made(entry) else entry.chunks[0].span
         if len(entry.chunks) != 1 or span is None or not span.length:
             yield entry.name, read_entry(storage, entry)
             continue

@@ -137,7 +137,8 @@ def _joined(sources: Sequence[Source], opened: Sequence[Opened]) -> Opened:
 
 def _moved(entry: TensorEntry, part: str, prefix: str) -> TensorEntry:
     chunks = (c._replace(span=c.span and c.span._replace(file=f"{part}/{c.span.file}")) for c in entry.chunks)
-    return replace(entry, name=prefix + entry.name, chunks=tuple(chunks))
+    made = entry.made and entry.made._replace(inputs=tuple(_moved(one, part, "") for one in entry.made.inputs))
+    return replace(entry, name=prefix + entry.name, chunks=tuple(chunks), made=made)
 
 
 def _twice(one: TensorEntry, other: TensorEntry) -> FormatError:

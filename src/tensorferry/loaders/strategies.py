@@ -17,6 +17,7 @@ from tensorferry.config import LoadConfig, ReadOptions
 from tensorferry.core.catalogue import TensorEntry
 from tensorferry.core.schedule import Read, Schedule
 from tensorferry.execute.base import Counters, Executor, OnReady, Parameters
+from tensorferry.execute.making import reads_of
 from tensorferry.execute.stream import stream
 from tensorferry.execute.threaded import ThreadedExecutor
 from tensorferry.progress import SILENT, Progress
@@ -259,7 +260,7 @@ def streamed(
     if config.strategy == "lazy":
         yield from stream(storage, entries, options, counters)
         return
-    reads = [Read(*chunk.span) for entry in entries for chunk in entry.chunks if chunk.span is not None]
+    reads = [read for entry in entries for read in reads_of(entry)]
     kind = _EXECUTORS[config.strategy].ahead
     with kind(storage, reads, bound=options.max_staging, block=options.max_read) as reading:
         yield from stream(reading, entries, options, counters)

@@ -10,9 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from tensorferry.core.boxes import Region
 from tensorferry.core.catalogue import TensorEntry
 from tensorferry.core.dtypes import Cast, DType, cast_kind
-from tensorferry.modules.views import Copy, TooScattered, through
+from tensorferry.core.mapped import parts_of
+from tensorferry.modules.views import Copy, TooScattered, between, through
 
 __all__ = ["Contents", "Patch"]
 
@@ -60,7 +62,22 @@ class Contents:
     @classmethod
     def of_entry(cls, entry: TensorEntry, dtype: DType, size: int) -> Contents:
         """Return the contents of the memory that stands for `entry`, seen as `size` elements of `dtype`."""
+        parts = parts_of(entry)
+        if parts is not None:
+            return cls(dtype, size, taint={entry.name})._put_together(parts)
         return cls(dtype, size, [Patch(Copy.whole(size), entry)], taint={entry.name}, _is_plain=True)
+
+    def _put_together(self, parts: Iterable[tuple[TensorEntry, Region, Region]]) -> Contents:
+        """Write what an entry is put together of: each part with the region that is taken of it, and where to."""
+        for part, window, into in parts:
+            try:
+                copy = between(into, window)
+            except TooScattered:
+                self.lose("comes from a tensor that is put together irregularly")
+                break
+            moved = Patch(copy, part).moved(copy, self.dtype)
+            self.write([moved] if moved is not None else [])
+        return self
 
     @property
     def touched(self) -> bool:

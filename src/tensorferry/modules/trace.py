@@ -18,6 +18,7 @@ from torch import nn
 from tensorferry.core.boxes import strides_of
 from tensorferry.core.catalogue import Catalogue, TensorEntry
 from tensorferry.core.lossy import changed_kind, unscaled
+from tensorferry.core.made import resolved
 from tensorferry.core.plan import Dropped, Plan, Step, Strictness
 from tensorferry.core.ruleset import COMMON_LEFTOVERS
 from tensorferry.core.strays import suggestions
@@ -301,7 +302,7 @@ class _Account:
         left = [problem.subject for problem in unexpected]
         spoiled = unscaled(self.steps, parameters, left, self.strict)
         problems = (*_with_near(self.problems, unexpected), *unexpected, *spoiled)
-        return Plan(tuple(self.steps), parameters, aliases, tuple(dropped), problems)
+        return Plan(tuple(map(resolved, self.steps)), parameters, aliases, tuple(dropped), problems)
 
 
 def ignored_by_loader(name: str, strict: Strictness) -> Problem:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from tensorferry.core.boxes import Box, Region, Shape, strides_of
 
-__all__ = ["Axis", "Copy", "TooScattered", "as_box", "as_region", "in_order", "rounds", "through"]
+__all__ = ["Axis", "Copy", "TooScattered", "as_box", "as_region", "between", "in_order", "rounds", "through"]
 
 MANY = 256
 """Most copies that one copy is split into before it counts as no plain copy."""
@@ -97,6 +97,29 @@ class Copy:
             else:
                 merged.append(axis)
         return Copy(self.into, self.source, tuple(merged))
+
+
+def between(into: Region, source: Region) -> Copy:
+    """Return the copy of a region to another of as many elements, both in their row-major order.
+
+    Raises TooScattered where the dimensions of one do not divide those of the other.
+    """
+    starts = [sum(a * s for a, s in zip(r.box.start, strides_of(r.view), strict=True)) for r in (into, source)]
+    left, right = _loops(into), _loops(source)
+    axes: list[Axis] = []
+    while left and right:
+        (n, a), (m, b) = left.pop(), right.pop()
+        size = min(n, m)
+        if n % size or m % size:
+            raise TooScattered
+        axes.append(Axis(size, a, b))
+        left += [(n // size, a * size)] if n > size else []
+        right += [(m // size, b * size)] if m > size else []
+    return Copy(starts[0], starts[1], tuple(reversed(axes)))
+
+
+def _loops(region: Region) -> list[tuple[int, int]]:
+    return [(n, s) for n, s in zip(region.shape, strides_of(region.view), strict=True) if n != 1]
 
 
 class _Grid:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from tensorferry.core.boxes import Box, Region, Shape
+from tensorferry.core.dtypes import Kind
+from tensorferry.core.making import Assemble, Each, Scale
 from tensorferry.core.transforms import (
     Add,
     Chain,
@@ -24,9 +26,13 @@ from tensorferry.errors import PlanError
 from tensorferry.numerics.casts import Loss, copy_counting
 from tensorferry.numerics.dequantize import decode_into, dequantize
 from tensorferry.numerics.memory import view_region
+from tensorferry.numerics.torch_dtypes import torch_dtype, torch_shape
 from tensorferry.numerics.units import to_torch
 
 __all__ = ["compute", "compute_into", "compute_whole"]
+
+_AT_ONCE = 1 << 18
+"""Elements of which products are made before they are put where they belong: 1 MiB of them."""
 
 
 def compute(transform: Transform, parts: Sequence[torch.Tensor], specs: Sequence[TensorSpec], out: Box) -> torch.Tensor:
@@ -56,6 +62,12 @@ def compute(transform: Transform, parts: Sequence[torch.Tensor], specs: Sequence
             return torch.stack([p for p in parts if p.numel()], dim) if any(p.numel() for p in parts) else parts[0]
         case Concat(dim):
             return torch.cat(list(parts), dim)
+        case Scale():
+            return _scaled(transform, parts, specs, out)
+        case Each():
+            return _each(transform, parts, specs, out)
+        case Assemble():
+            return _assembled(transform, parts, specs)[out.slices]
         case Chain(steps):
             return _chain(steps, parts, specs, out)
         case Custom(name, _, function):
@@ -90,6 +102,60 @@ def _permuted(part: torch.Tensor, spec: TensorSpec, view: Shape, dims: Sequence[
     return part.reshape(groups, *view[1:-1], -1).permute(*dims).reshape(part.shape)
 
 
+def _scaled(transform: Scale, parts: Sequence[torch.Tensor], specs: Sequence[TensorSpec], out: Box) -> torch.Tensor:
+    numbers, factors = parts[0], parts[1].to(torch.float32)
+    if specs[0].dtype.kind is Kind.PACKED:
+        (box, _) = transform.pull(out, specs)
+        numbers = dequantize(specs[0].dtype, numbers)[out.relative_to(box).slices]
+    if factors.numel() == 1:
+        return numbers.to(torch.float32) * factors.reshape(())
+    return numbers.to(torch.float32) * factors.view(-1, *(1 for _ in numbers.shape[1:]))
+
+
+def _scaled_into(
+    transform: Scale, parts: Sequence[torch.Tensor], specs: Sequence[TensorSpec], out: Box, into: torch.Tensor
+) -> Loss:
+    """Put products into `into` some rows at a time, so that float32 numbers of all of them are never there."""
+    dim = next((d for d, n in enumerate(out.shape) if n > 1), 0)
+    if dim >= len(out.shape) - 1 or transform.pull(out, specs)[0] != out:
+        return copy_counting(into, _scaled(transform, parts, specs, out))
+    loss, rows = Loss(), max(1, _AT_ONCE * out.shape[dim] // out.size)
+    for box in out.rows(rows):
+        at, count = box.start[dim] - out.start[dim], box.shape[dim]
+        factors = parts[1] if dim or parts[1].numel() == 1 else parts[1].narrow(0, at, count)
+        made = _scaled(transform, [parts[0].narrow(dim, at, count), factors], specs, box)
+        loss += copy_counting(into.narrow(dim, at, count), made)
+    return loss
+
+
+def _each(each: Each, parts: Sequence[torch.Tensor], specs: Sequence[TensorSpec], out: Box) -> torch.Tensor:
+    made = each.specs(specs)
+    boxes = each.then.pull(out, made)
+    groups = zip(each.made, each.groups(parts), each.groups(specs), boxes, made, strict=True)
+    values = [_one(via, some, of, box, spec) for (_, via), some, of, box, spec in groups]
+    return compute(each.then, values, made, out)
+
+
+def _one(
+    via: Transform | None, parts: Sequence[torch.Tensor], specs: Sequence[TensorSpec], box: Box, made: TensorSpec
+) -> torch.Tensor:
+    if via is None:
+        return parts[0]
+    if not box.size:
+        return torch.empty(torch_shape(made.dtype, box.shape), dtype=torch_dtype(made.dtype))
+    return compute(via, parts, specs, box)
+
+
+def _assembled(how: Assemble, parts: Sequence[torch.Tensor], specs: Sequence[TensorSpec]) -> torch.Tensor:
+    out = torch.empty(how.output.shape, dtype=torch_dtype(how.output.dtype))
+    for (window, into), part, spec in zip(how.pieces, parts, specs, strict=True):
+        if window.view != spec.shape:
+            part = view_region(part.contiguous(), to_torch(window, spec.dtype))
+        values, place = part, view_region(out, into)
+        place.copy_(values.reshape(place.shape))
+    return out
+
+
 def compute_into(
     transform: Transform, parts: Sequence[torch.Tensor], specs: Sequence[TensorSpec], out: Box, into: torch.Tensor
 ) -> Loss:
@@ -110,6 +176,8 @@ def compute_into(
             return sum((copy_counting(place, p) for place, p in zip(places, parts, strict=True)), Loss())
         case Dequantize() if list(transform.pull(out, specs)) == [out]:
             return decode_into(specs[0].dtype, parts[0], into)
+        case Scale():
+            return _scaled_into(transform, parts, specs, out, into)
         case Chain((only,)):
             return compute_into(only, parts, specs, out, into)
         case Chain((*before, Transpose(dims) as last)):

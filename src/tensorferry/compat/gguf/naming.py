@@ -14,6 +14,7 @@ from tensorferry.compat.gguf.architectures import ARCHITECTURES, TOP, UNUSED, Ar
 from tensorferry.compat.gguf.sizes import Sizes
 from tensorferry.core.boxes import Box, Region, Shape
 from tensorferry.core.catalogue import Catalogue
+from tensorferry.core.mapped import Laid
 from tensorferry.core.rules import Ignore, Part, Place, Rule, Split, compiled, sources
 from tensorferry.core.ruleset import RuleSet
 from tensorferry.core.target import Slot
@@ -30,16 +31,21 @@ _PARTS = ("gate", "up", "down")
 class Naming:
     """How the entries of one GGUF file are called in a checkpoint of transformers.
 
-    rules: from entry to name, with what is to be done to values. slots: by name (a pattern like a rule's source),
-    where the parts of a tensor lie that several entries make up.
+    rules: from entry to name, with what is to be done to values. laid: by name (a pattern like a rule's source), how
+    a tensor is laid out that several entries make up.
     """
 
     rules: RuleSet
-    slots: Mapping[str, Mapping[str, Slot]] = field(default_factory=dict)
+    laid: Mapping[str, Laid] = field(default_factory=dict)
+
+    def laid_of(self, name: str) -> Laid | None:
+        """Return how the tensor `name` is laid out; None for one that is a single entry."""
+        return next((laid for pattern, laid in self.laid.items() if compiled(pattern).fullmatch(name)), None)
 
     def slots_of(self, name: str) -> Mapping[str, Slot]:
         """Return the slots of the tensor `name`; none for one that is a single entry."""
-        return next((slots for pattern, slots in self.slots.items() if compiled(pattern).fullmatch(name)), {})
+        laid = self.laid_of(name)
+        return {} if laid is None else laid.slots
 
 
 def architecture_of(catalogue: Catalogue) -> str | None:
@@ -67,10 +73,10 @@ def naming(architecture: str, config: Mapping[str, Any], names: Iterable[str] | 
     sizes = Sizes.of(config)
     rules = [*_whole(known, sizes), *_split_up(architecture, known, sizes)]
     if names is None:
-        return Naming(RuleSet(*_one_to_one(rules)), _slots(architecture, sizes, True))
+        return Naming(RuleSet(*_one_to_one(rules)), _laid(architecture, sizes, True))
     stems = frozenset(_folded(name) for name in names)
     matched = [rule for rule in rules if _matches(rule, stems)]
-    return Naming(RuleSet(*matched), _slots(architecture, sizes, "blk.0.attn_k_b.weight" in stems))
+    return Naming(RuleSet(*matched), _laid(architecture, sizes, "blk.0.attn_k_b.weight" in stems))
 
 
 def _one_to_one(rules: Iterable[Rule]) -> Iterator[Rule]:
@@ -190,15 +196,17 @@ def _of_gpt_oss() -> Iterator[Rule]:
     yield Place(f"{_GGUF}ffn_down_exps.bias", f"{experts}down_proj_bias")
 
 
-def _slots(architecture: str, sizes: Sizes, split_keys: bool) -> Mapping[str, Mapping[str, Slot]]:
-    """Return where the parts of tensors lie. split_keys: latent keys and values are in two tensors."""
+def _laid(architecture: str, sizes: Sizes, split_keys: bool) -> Mapping[str, Laid]:
+    """Return how tensors of parts are laid out. split_keys: latent keys and values are in two tensors."""
     if architecture == "qwen2moe":
         shape = (1, sizes.width)  # older files hold a vector
-        return {f"{_HF}mlp.shared_expert_gate.weight": {"": Slot.whole(shape, also=(shape[1:],))}}
+        slot = Slot.whole(shape, also=(shape[1:],))
+        return {f"{_HF}mlp.shared_expert_gate.weight": Laid(shape, {"": slot})}
     if architecture == "deepseek2" and split_keys:
         view = (sizes.heads, sizes.nope + sizes.value, sizes.latent)
         keys, values = _rows(view, 1, 0, sizes.nope), _rows(view, 1, sizes.nope, view[1])
-        return {f"{_HF}self_attn.kv_b_proj.weight": {"k": _slot(keys, keys.shape), "v": _slot(values, values.shape)}}
+        slots = {"k": Slot.of(keys, keys.shape), "v": Slot.of(values, values.shape)}
+        return {f"{_HF}self_attn.kv_b_proj.weight": Laid((view[0] * view[1], view[2]), slots)}
     if architecture == "gpt-oss":
         experts = f"{_HF}mlp.experts."
         weight = (sizes.experts, sizes.width, sizes.expert_width, 2)
@@ -207,11 +215,8 @@ def _slots(architecture: str, sizes: Sizes, split_keys: bool) -> Mapping[str, Ma
     return {}
 
 
-def _alternating(view: Shape) -> Mapping[str, Slot]:
-    """Return the slots of a tensor in which elements of gate and up alternate along the last dimension."""
+def _alternating(view: Shape) -> Laid:
+    """Return the layout of a tensor in which elements of gate and up alternate along the last dimension."""
     last = len(view) - 1
-    return {part: _slot(_rows(view, last, n, n + 1), view[:-1]) for n, part in enumerate(("gate", "up"))}
-
-
-def _slot(local: Region, logical: Shape) -> Slot:
-    return Slot(local, logical, Region.whole(logical))
+    slots = {part: Slot.of(_rows(view, last, n, n + 1), view[:-1]) for n, part in enumerate(("gate", "up"))}
+    return Laid((*view[:-2], 2 * view[-2]), slots)
