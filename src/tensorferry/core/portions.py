@@ -24,7 +24,7 @@ def portions(plan: Plan, order: Iterable[str], most: int) -> Iterator[Plan]:
 
     The parameters of each take at most `most` bytes: whole ones, or, under the same name, pieces whose bytes are those
     of the parameter from where the last piece ended. A parameter is in one piece, however large, where its steps see it
-    in ways that have no common cut. A tie is made like its owner; drops and problems are left behind.
+    in ways that have no common cut, or need all of an entry for each part of it. A tie is made like its owner; drops and problems are left behind.
     """
     steps: Mapping[str, list[Step]] = defaultdict(list)
     for step in plan.steps:
@@ -57,11 +57,18 @@ def _pieces(name: str, spec: TensorSpec, steps: tuple[Step, ...], most: int) -> 
     cut: list[_Piece] = []
     for box in _runs(view, most * spec.dtype.block // spec.dtype.block_bytes, block):
         parts = [_part(step, view, box) for step in steps]
-        if None in parts:
+        if None in parts or (not cut and any(map(_same_needs, steps, parts))):
             yield whole
             return
         cut.append((name, TensorSpec(spec.dtype, box.shape), tuple(step for some in parts for step in some or ())))
     yield from cut
+
+
+def _same_needs(step: Step, parts: tuple[Step, ...] | None) -> bool:
+    """Whether a run needs all that the whole parameter needs, so that cutting it would read that again and again."""
+    return step.via is not None and any(
+        [s.region for s in part.sources] == [s.region for s in step.sources] for part in parts or ()
+    )
 
 
 def _common_view(spec: TensorSpec, steps: Sequence[Step]) -> Shape | None:
