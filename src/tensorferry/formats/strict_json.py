@@ -15,7 +15,16 @@ from typing import Any
 
 from tensorferry.errors import CorruptFile, shown
 
-__all__ = ["MAX_DEPTH", "JsonStream", "Pairs", "json_kind", "json_text", "parse_json_object", "refuse_ambiguous"]
+__all__ = [
+    "MAX_DEPTH",
+    "JsonStream",
+    "Pairs",
+    "json_kind",
+    "json_text",
+    "parse_json_object",
+    "parse_json_strings",
+    "refuse_ambiguous",
+]
 
 MAX_DEPTH = 127
 """How many objects and arrays may be open at once; the reference reader of safetensors has the same limit."""
@@ -52,6 +61,46 @@ def parse_json_object(data: bytes, *, what: str, max_depth: int = MAX_DEPTH) -> 
     if "\\u" in text or text.count("{") + text.count("[") > max_depth:
         refuse_ambiguous(value, what=what, max_depth=max_depth)
     return value
+
+
+def parse_json_strings(data: bytes, *, what: str, most: int) -> list[str]:
+    """Return the one array of strings, at most `most` of them, that `data` is; nothing else is built on the way.
+
+    Refused with CorruptFile as by `parse_json_object`, and whatever is no string.
+
+    >>> parse_json_strings(b'["a", "b"]', what="names", most=2)
+    ['a', 'b']
+    """
+    text = _decode_utf8(data, what)
+    found: list[str] = []
+    at, mark = _after_space(text, 0), ","
+    if text[at : at + 1] != "[":
+        raise CorruptFile(f"{what}: a JSON array is expected, found {shown(text[at : at + 1])!r}")
+    if text[(after := _after_space(text, at + 1)) : after + 1] == "]":
+        at, mark = after + 1, "]"
+    else:
+        at += 1
+    while mark == ",":
+        value, at = _string_in(text, _after_space(text, at), what)
+        found.append(value)
+        if len(found) > most:
+            raise CorruptFile(f"{what}: over {most} strings")
+        mark, at = text[at : at + 1], at + 1
+    if mark != "]" or _after_space(text, at) != len(text):
+        raise CorruptFile(f"{what}: not one JSON array of strings, at character {at}")
+    return found
+
+
+def _string_in(text: str, at: int, what: str) -> tuple[str, int]:
+    """Return the string that begins at `at`, and where the text goes on after it and white space."""
+    if text[at : at + 1] != '"':
+        raise CorruptFile(f"{what}: a string is expected, found {shown(text[at : at + 1])!r}, at character {at}")
+    try:
+        value, end = _DICTS.raw_decode(text, at)
+    except _FAULTS as error:
+        raise CorruptFile(f"{what}: {_in_words(error)}, at character {at}") from None
+    _refuse_lone_surrogates(value, what)
+    return value, _after_space(text, end)
 
 
 class JsonStream:
