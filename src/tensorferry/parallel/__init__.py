@@ -1,0 +1,37 @@
+"""Layers that are divided among ranks: one declaration of who has what, from which everything else follows."""
+
+from tensorferry.parallel.division import Heads, Placement, even_part, padded, placed_experts, split_heads
+from tensorferry.parallel.experts import FusedMoE, Routing, softmax_routing
+from tensorferry.parallel.groups import Ranks
+from tensorferry.parallel.layer import ParallelLayer
+from tensorferry.parallel.linear import (
+    ColumnParallelLinear,
+    FusedOrder,
+    MergedColumnParallelLinear,
+    QKVParallelLinear,
+    ReplicatedLinear,
+    RowParallelLinear,
+)
+from tensorferry.parallel.vocabulary import ParallelLMHead, VocabParallelEmbedding
+
+__all__ = [
+    "ColumnParallelLinear",
+    "FusedMoE",
+    "FusedOrder",
+    "Heads",
+    "MergedColumnParallelLinear",
+    "ParallelLMHead",
+    "ParallelLayer",
+    "Placement",
+    "QKVParallelLinear",
+    "Ranks",
+    "ReplicatedLinear",
+    "Routing",
+    "RowParallelLinear",
+    "VocabParallelEmbedding",
+    "even_part",
+    "padded",
+    "placed_experts",
+    "softmax_routing",
+    "split_heads",
+]
