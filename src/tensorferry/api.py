@@ -142,11 +142,12 @@ def prepare(
     compared = _Compared(checkpoint)
     with timed(seconds, "describe"):
         how = _adapted(model, checkpoint, target, rules)
+    catalogue = checkpoint.catalogue if how.catalogue is None else how.catalogue
     with timed(seconds, "plan"), collector_paused():
-        target, untied = settle_ties(checkpoint.catalogue, how.target, how.rules, compared)
+        target, untied = settle_ties(catalogue, how.target, how.rules, compared)
         strict = strict or Strictness()
         lenient = replace(strict, may_miss=(*strict.may_miss, *how.may_miss))
-        made = make_plan(checkpoint.catalogue, target, how.rules, strict=lenient)
+        made = make_plan(catalogue, target, how.rules, strict=lenient)
         made = replace(made, problems=(*made.problems, *_unused(checkpoint, target, rules, strict)))
     return Prepared(
         checkpoint, target, made, strict, (*how.notes, *untied), how.derive,

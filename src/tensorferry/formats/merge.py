@@ -56,6 +56,11 @@ def same_values(read_into: ReadInto, one: TensorEntry, other: TensorEntry) -> bo
     """
     if (one.dtype, one.shape, len(one.chunks)) != (other.dtype, other.shape, len(other.chunks)):
         return False
+    if one.made is not None and other.made is not None and one.made.via == other.made.via:
+        pairs = zip(one.lying, other.lying, strict=True)
+        return all(same_values(read_into, a, b) for a, b in pairs)
+    if (one.made and one.made.via) != (other.made and other.made.via):
+        return False
     return all(_same_chunk(read_into, a, b) for a, b in zip(one.chunks, other.chunks, strict=True))
 
 

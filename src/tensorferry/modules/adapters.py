@@ -29,7 +29,8 @@ class Adapted:
     """How one model is filled from one checkpoint.
 
     may_miss: names of parameters that the library lets be missing, because `derive` gives them values.
-    notes: what the user should be told, one sentence each; they become warnings of the report.
+    notes: what the user should be told, one sentence each; they become warnings of the report. catalogue: what the
+    rules are for, where that is not the checkpoint's own but one made of it.
     """
 
     target: Target
@@ -37,6 +38,7 @@ class Adapted:
     derive: Derive = derive_buffers
     may_miss: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    catalogue: Catalogue | None = None
 
 
 class Adapter(Protocol):

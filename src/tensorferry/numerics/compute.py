@@ -58,6 +58,20 @@ def compute(transform: Transform, parts: Sequence[torch.Tensor], specs: Sequence
             if parts[0].element_size() < 4:
                 return parts[0].to(torch.float32).add_(value)
             return parts[0] + value
+        case Chain(steps):
+            return _chain(steps, parts, specs, out)
+        case Custom(name, _, function):
+            if function is None:
+                raise PlanError(f"the function {name!r} of this plan is not part of its JSON: make the plan again")
+            result: torch.Tensor = function(parts)
+            return result[out.slices]
+        case _:
+            return _joined(transform, parts, specs, out)
+
+
+def _joined(transform: Transform, parts: Sequence[torch.Tensor], specs: Sequence[TensorSpec], out: Box) -> torch.Tensor:
+    """Return what `compute` does, for transforms of several inputs."""
+    match transform:
         case Stack(dim):
             return torch.stack([p for p in parts if p.numel()], dim) if any(p.numel() for p in parts) else parts[0]
         case Concat(dim):
@@ -68,13 +82,6 @@ def compute(transform: Transform, parts: Sequence[torch.Tensor], specs: Sequence
             return _each(transform, parts, specs, out)
         case Assemble():
             return _assembled(transform, parts, specs)[out.slices]
-        case Chain(steps):
-            return _chain(steps, parts, specs, out)
-        case Custom(name, _, function):
-            if function is None:
-                raise PlanError(f"the function {name!r} of this plan is not part of its JSON: make the plan again")
-            result: torch.Tensor = function(parts)
-            return result[out.slices]
         case _:
             raise PlanError(f"nothing here computes the transform {transform.op!r}")
 

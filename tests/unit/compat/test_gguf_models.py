@@ -309,9 +309,3 @@ def test_an_architecture_that_is_not_known_is_named(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "m.gguf", "falcon", {}, {"token_embd.weight": torch.zeros(4, 4)})
     with pytest.raises(tensorferry.ConfigError, match=r"general\.architecture 'falcon'"):
         loaded(file)
-
-
-def test_scales_beside_packed_weights_are_refused_rather_than_forgotten(tmp_path: Path) -> None:
-    file, _ = tiny_llama(tmp_path, extra={"blk.0.attn_q.scale": torch.ones(1)})
-    with pytest.raises(tensorferry.UnsupportedDtype, match=r"blk\.0\.attn_q\.scale"):
-        loaded(file)

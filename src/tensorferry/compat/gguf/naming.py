@@ -15,7 +15,7 @@ from tensorferry.compat.gguf.sizes import Sizes
 from tensorferry.core.boxes import Box, Region, Shape
 from tensorferry.core.catalogue import Catalogue
 from tensorferry.core.mapped import Laid
-from tensorferry.core.rules import Ignore, Part, Place, Rule, Split, compiled, sources
+from tensorferry.core.rules import Drop, Ignore, Part, Place, Rule, Split, compiled, sources
 from tensorferry.core.ruleset import RuleSet
 from tensorferry.core.target import Slot
 from tensorferry.core.transforms import Add, Chain, Permute, Take, Transform, Transpose
@@ -108,6 +108,9 @@ def _whole(known: Architecture, sizes: Sizes) -> Iterator[Rule]:
         yield Place(f"{_GGUF}ffn_{part}.{{e}}.weight", _HF + name)
     for name, why in UNUSED.items():
         yield Ignore(name, why)
+    stacks = ("attn_qkv", *(f"ffn_{part}_exps" for part in (*_PARTS, "gate_up")))
+    for stem in (*TOP, *(_GGUF + stem for stem in (*known.blocks, *stacks))):
+        yield Drop(f"{stem}.input_scale", "a factor of activations, for products with activations of four bits")
 
 
 def _of_norm(known: Architecture, stem: str) -> Transform | None:

@@ -14,11 +14,13 @@ from typing import Any
 
 from torch import nn
 
+from tensorferry.compat.gguf.factors import with_factors
 from tensorferry.compat.transformers import internals
 from tensorferry.compat.transformers.conversions import Group, Layout, lay_out
 from tensorferry.compat.transformers.finishing import finish
-from tensorferry.compat.transformers.origins import Origin, Origins, chained
+from tensorferry.compat.transformers.origins import Origin, Origins
 from tensorferry.core.catalogue import Catalogue
+from tensorferry.core.made import chained
 from tensorferry.core.rules import Drop, Part, Place, Rule, Split
 from tensorferry.core.ruleset import RuleSet
 from tensorferry.core.target import Slot, Target
@@ -39,7 +41,7 @@ def adapt(model: nn.Module, catalogue: Catalogue) -> Adapted | None:
 
     if not isinstance(model, PreTrainedModel):
         return None
-    target = describe(model)
+    target, catalogue = describe(model), with_factors(catalogue)
     mapping = internals.mapping_of(model)
     origins = Origins.find(catalogue, model.config)
     names = _Names.of(model, mapping, origins, target)
@@ -50,7 +52,7 @@ def adapt(model: nn.Module, catalogue: Catalogue) -> Adapted | None:
     rules = [*_drops(model, names.unknown, origins), *_routes(layout, names, origins), *_joins(layout, origins)]
     ignored = internals.ignored_when_missing(model)
     may_miss = tuple(n for n in target if ignored is not None and ignored.search(n) and "{" not in n)
-    return Adapted(target, RuleSet(*rules), partial(finish, mapping), may_miss, names.notes)
+    return Adapted(target, RuleSet(*rules), partial(finish, mapping), may_miss, names.notes, catalogue)
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Where each tensor of a transformers checkpoint comes from: an entry of its name, or what a GGUF file has for it."""
+"""Where each tensor of a transformers checkpoint comes from: an entry of its name, or another layout's."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from tensorferry.compat.consolidated.naming import MODEL_TYPES, has_native_names
+from tensorferry.compat.consolidated.naming import naming as consolidated_naming
 from tensorferry.compat.gguf.naming import Naming, architecture_of, naming
 from tensorferry.core.boxes import Shape
 from tensorferry.core.catalogue import Catalogue, TensorEntry
 from tensorferry.core.dtypes import DTYPES
 from tensorferry.core.rules import Drop, Ignore, Rule
 from tensorferry.core.target import Slot
-from tensorferry.core.transforms import Chain, TensorSpec, Transform
-from tensorferry.errors import UnsupportedDtype, shown
+from tensorferry.core.transforms import TensorSpec, Transform
 
-__all__ = ["Origin", "Origins", "chained"]
+__all__ = ["Origin", "Origins"]
 
 _NUMBERS = DTYPES["F32"]
 
@@ -44,13 +45,12 @@ class Origins:
 
     @classmethod
     def find(cls, catalogue: Catalogue, config: Any) -> Origins:
-        """Return the origins in `catalogue` for a model of `config`. Raises ConfigError, UnsupportedDtype."""
-        architecture = architecture_of(catalogue)
-        if architecture is None:
+        """Return the origins in `catalogue` for a model of `config`. Raises ConfigError."""
+        names = _naming(catalogue, config)
+        if names is None:
             same = {name: (Origin(name),) for name in catalogue}
             return cls(same, {entry.name: entry.shape for entry in catalogue.values()})
-        text = config.get_text_config() if hasattr(config, "get_text_config") else config
-        return _translated(catalogue, naming(architecture, text.to_dict(), catalogue))
+        return _translated(catalogue, names)
 
     def of_name(self, name: str) -> Sequence[Origin]:
         """Return what a tensor is made of; for a name that should be there and is not, an entry of that name."""
@@ -61,12 +61,15 @@ class Origins:
         return self.names.slots_of(name) if self.names is not None else {}
 
 
-def chained(first: Transform | None, then: Transform | None) -> Transform | None:
-    """Return the transform that does both."""
-    if first is None or then is None:
-        return then if first is None else first
-    steps = [step for via in (first, then) for step in (via.steps if isinstance(via, Chain) else (via,))]
-    return Chain(tuple(steps))
+def _naming(catalogue: Catalogue, config: Any) -> Naming | None:
+    """Return how the entries are called in transformers' checkpoints; None where those are their names."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    architecture = architecture_of(catalogue)
+    if architecture is not None:
+        return naming(architecture, text.to_dict(), catalogue)
+    if has_native_names(catalogue) and text.model_type in MODEL_TYPES:
+        return consolidated_naming(text.to_dict(), catalogue)
+    return None
 
 
 def _translated(catalogue: Catalogue, names: Naming) -> Origins:
@@ -75,11 +78,6 @@ def _translated(catalogue: Catalogue, names: Naming) -> Origins:
     rules: list[Rule] = []
     for entry in catalogue.values():
         route = names.rules.route(entry.name)
-        if route is None and entry.name.endswith(".scale"):
-            raise UnsupportedDtype(
-                f"{shown(entry.name)} is a factor of packed weights, which nothing here multiplies in: take a file of "
-                "another type"
-            )
         if route is not None and route.ignorable is not None:
             rules.append(Ignore(entry.name, route.ignorable))
         elif route is not None and route.dropped is not None:
