@@ -29,39 +29,43 @@ class Family:
     """A way of naming the files of a checkpoint. Another format joins by another row in `FAMILIES`.
 
     label: what messages call it. format: the name of its file format. suffix: how its files end.
-    consolidated: whether it is Mistral's naming, `consolidated*`, or everything else. pickled: whether its files are.
-    whole: whether each of its files, or each split, is a model by itself, so that several are a choice to be made.
+    consolidated: whether it is Mistral's and Meta's naming, `consolidated*`, or everything else; None for either.
+    pickled: whether its files are. whole: whether each of its files, or each split, is a model by itself, so that
+    several are a choice to be made. layout: how its files make up one checkpoint, as in `base.Selection`.
     """
 
     label: str
     format: str
     suffix: str
-    consolidated: bool = False
+    consolidated: bool | None = False
     pickled: bool = False
     whole: bool = False
+    layout: str = "files"
 
     def takes(self, name: WeightName) -> bool:
         """Tell whether a file of that name is one of this family."""
-        return name.suffix == self.suffix and (self.pickled or self.whole or name.consolidated == self.consolidated)
+        return name.suffix == self.suffix and self.consolidated in (None, name.consolidated)
 
 
 FAMILIES = {
     "safetensors": Family("HF safetensors", "safetensors", ".safetensors"),
     "mistral": Family("Mistral consolidated safetensors", "safetensors", ".safetensors", consolidated=True),
-    "bin": Family("PyTorch .bin", "torch", ".bin", pickled=True),
-    "pt": Family("PyTorch .pt", "torch", ".pt", pickled=True),
+    "bin": Family("PyTorch .bin", "torch", ".bin", consolidated=None, pickled=True),
+    "pt": Family("PyTorch .pt", "torch", ".pt", consolidated=None, pickled=True),
     "pth": Family("PyTorch .pth", "torch", ".pth", pickled=True),
-    "ckpt": Family("PyTorch .ckpt", "torch", ".ckpt", pickled=True),
-    "gguf": Family("GGUF", "gguf", ".gguf", whole=True),
+    "parts": Family("consolidated .pth", "torch", ".pth", consolidated=True, pickled=True, layout="model-parallel"),
+    "ckpt": Family("PyTorch .ckpt", "torch", ".ckpt", consolidated=None, pickled=True),
+    "gguf": Family("GGUF", "gguf", ".gguf", consolidated=None, whole=True),
 }
 
 LOAD_FORMATS: dict[str, tuple[str, ...]] = {
-    "auto": ("safetensors", "mistral", "bin", "gguf", "pt", "pth", "ckpt"),
-    "hf": ("safetensors", "bin", "pt", "pth", "ckpt"),
+    "auto": ("safetensors", "mistral", "bin", "gguf", "pt", "pth", "parts", "ckpt"),
+    "hf": ("safetensors", "bin", "pt", "pth", "parts", "ckpt"),
     "safetensors": ("safetensors",),
-    "mistral": ("mistral",),
-    "pt": ("pt", "pth", "ckpt", "bin"),
+    "mistral": ("mistral", "parts"),
+    "pt": ("pt", "pth", "parts", "ckpt", "bin"),
     "gguf": ("gguf",),
+    "sharded_state": ("safetensors",),
 }
 """Which families each `load_format` takes, best first."""
 
@@ -80,6 +84,8 @@ _NOT_BASE_WEIGHTS = (
     ("rng_state*", "training state"),
     ("trainer_state*", "training state"),
     ("*-rank-*-part-*", "sharded state of single ranks"),
+    ("*-tp-*-part-*", "sharded state of single ranks"),
+    ("*-ep-*-part-*", "sharded state of single ranks"),
     ("openvino_*", "OpenVINO model"),
     ("mmproj*.gguf", "multimodal projector"),
     ("*[.-]mmproj*.gguf", "multimodal projector"),

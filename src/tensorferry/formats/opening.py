@@ -37,6 +37,7 @@ FILE_FORMATS = {
 
 LAYOUTS = {
     "files": "tensorferry.formats.merge:merge",
+    "model-parallel": "tensorferry.formats.model_parallel:join",
 }
 """What makes one catalogue of those of a checkpoint's files, as module and function; see `Selection.layout`.
 

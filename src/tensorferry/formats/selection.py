@@ -26,6 +26,7 @@ from tensorferry.formats.file_names import (
 )
 from tensorferry.formats.folder import Folder
 from tensorferry.formats.index import read_index
+from tensorferry.formats.part_files import complete_parts
 from tensorferry.storage.base import File, Storage
 
 __all__ = ["Wanted", "choose", "select", "select_file"]
@@ -193,7 +194,8 @@ def _of_family(folder: Folder, family: Family, read_index: IndexReader) -> Selec
     if not names:
         return None
     chosen, reason = _by_names(folder, family, names)
-    return _selection(folder, family.format, [folder.files[n.path] for n in chosen], reason, f"not {family.label}")
+    files = [folder.files[n.path] for n in chosen]
+    return replace(_selection(folder, family.format, files, reason, f"not {family.label}"), layout=family.layout)
 
 
 def _index_of(folder: Folder, family: Family) -> IndexName | None:
@@ -264,6 +266,8 @@ def _refuse_disagreeing_counts(index: str, shards: Iterable[str]) -> None:
 
 def _by_names(folder: Folder, family: Family, names: Sequence[WeightName]) -> tuple[list[WeightName], str]:
     """Return the files that the names alone make the checkpoint, and why; there is no index."""
+    if family.layout == FAMILIES["parts"].layout:
+        names = complete_parts(names, where=folder.where, advice=f"{folder.inventory()} {_ADVICE}")
     sets = _sets(folder, family, names)
     if len(sets) > 1:
         listed = " or ".join(_few([shown(n.path) for n in each], 2) for each in sets)
@@ -331,7 +335,10 @@ def _by_patterns(folder: Folder, patterns: Sequence[str]) -> Selection:
         )
     best = next(f.format for f in FAMILIES.values() if any(format_of(n.path) == f.format for n in hits))
     files = [folder.files[name.path] for name in hits if format_of(name.path) == best]
-    return _selection(folder, best, files, f"named by allow_patterns {list(patterns)}", "not named by allow_patterns")
+    reason = f"named by allow_patterns {list(patterns)}"
+    selection = _selection(folder, best, files, reason, "not named by allow_patterns")
+    parts = FAMILIES["parts"]
+    return replace(selection, layout=parts.layout) if all(map(parts.takes, hits)) else selection
 
 
 def _selection(folder: Folder, format: str, files: Iterable[File], reason: str, else_reason: str) -> Selection:

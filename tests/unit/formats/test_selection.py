@@ -289,7 +289,7 @@ def test_rank_shards_are_no_checkpoint_of_this_kind() -> None:
 
 def test_what_is_there_is_listed_by_kind() -> None:
     message = refusal(A, B, INDEX, "llama.Q4_K_M.gguf", "original/consolidated.00.pth", load_format="mistral")
-    assert "no weights for load_format 'mistral' (Mistral consolidated safetensors)" in message
+    assert "no weights for load_format 'mistral' (Mistral consolidated safetensors, consolidated .pth)" in message
     assert f"HF safetensors shards: 2 files ({A}, {B})" in message
     assert "GGUF: 1 file (llama.Q4_K_M.gguf)" in message
     assert "sub-folder original/: 1 file (original/consolidated.00.pth)" in message

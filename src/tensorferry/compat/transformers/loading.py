@@ -1,4 +1,4 @@
-"""`load_model`: from a folder with a config.json and weights, or a GGUF file, to a filled model of transformers."""
+"""`load_model`: from a folder with weights and a description, or a GGUF file, to a filled model of transformers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from tensorferry.compat.transformers.configs import (
     loaded_config,
     refuse_impossible,
 )
-from tensorferry.compat.transformers.gguf_files import config_from_file, differences, inferred, is_gguf
+from tensorferry.compat.transformers.gguf_files import config_from_file, differences
+from tensorferry.compat.transformers.own_configs import brings_config, own_config
 from tensorferry.config import ReadOptions
 from tensorferry.core.catalogue import Catalogue
 from tensorferry.core.plan import Strictness
@@ -89,8 +90,8 @@ def load_model(
 
     `path` is a folder with config.json and weights, or a GGUF file, or a folder with one, or the name of a repository
     on the Hub (``owner/model``; `revision` is a branch, tag or commit of it), of which only what is needed is fetched.
-    The configuration of a GGUF file is made of its metadata, unless a config.json lies beside it; the report says what
-    is inferred or assumed.
+    The configuration of a GGUF file is made of its metadata, that of Meta's and Mistral's consolidated files of their
+    params.json, unless a config.json lies beside; the report says what is inferred or assumed.
 
     The class is the one that config.json names under ``architectures``; the model equals that of
     ``Class.from_pretrained(path)``, is in eval mode, and lies on `device` (default: CPU). Nothing is given memory
@@ -99,7 +100,7 @@ def load_model(
     dtype: of the parameters; by default what config.json says, else what most bytes of the weights have, float32 for
     packed ones. Parts that the class keeps in float32 stay so. auto_class: an ``AutoModelFor…`` class, a concrete
     one, or the name of either, where `architectures` is absent or another class is wanted. config: used instead of
-    config.json, and compared with what a GGUF file says.
+    config.json, and compared with what a GGUF file or params.json says.
     trust_remote_code: run Python code that came with the checkpoint; without it, such a model is refused.
     strict, options, progress, opening: as in `tensorferry.load`. return_report: return (model, report) instead.
 
@@ -156,23 +157,25 @@ def build_model(
 def _configured(
     folder: Path, catalogue: Catalogue, config: Any, auto_class: type | str | None, *, trust_remote_code: bool
 ) -> tuple[Any, ConfigFile | None, tuple[str, ...]]:
-    """Return the configuration, the file that it is from, and what to tell: as given, of config.json, or of a GGUF."""
-    if config is None and is_gguf(catalogue) and not (folder / "config.json").is_file():
-        found = inferred(folder, catalogue)
-        refuse_impossible(found.config, catalogue, f"{folder / catalogue.files[0]}")
-        return config_from_file(found), None, found.notes
+    """Return the configuration, the file that it is from, and what to tell: as given, of config.json, or its own."""
+    if config is None and not (folder / "config.json").is_file() and brings_config(folder, catalogue):
+        own = own_config(folder, catalogue)
+        refuse_impossible(own.found.config, catalogue, own.where)
+        return config_from_file(own.found), None, own.notes
     file = ConfigFile(folder) if config is None else None
     if file is not None:
         file.refuse_impossible(catalogue)
         config = loaded_config(file, auto_class, trust_remote_code=trust_remote_code)
     else:
         config = copy.deepcopy(config)
-    return config, file, _disagreements(folder, catalogue, config) if is_gguf(catalogue) else ()
+    return config, file, _disagreements(folder, catalogue, config)
 
 
 def _disagreements(folder: Path, catalogue: Catalogue, config: Any) -> tuple[str, ...]:
+    if not brings_config(folder, catalogue):
+        return ()
     try:
-        return differences(config, inferred(folder, catalogue))
+        return differences(config, own_config(folder, catalogue).found)
     except ConfigError:  # the file is of an architecture of which only the one who gave the configuration knows more
         return ()
 

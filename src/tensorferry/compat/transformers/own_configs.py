@@ -1,0 +1,48 @@
+"""What a checkpoint says of its model in another form than config.json: the metadata of a GGUF file, or params.json."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from tensorferry.compat.consolidated.configs import infer_config
+from tensorferry.compat.consolidated.naming import has_native_names
+from tensorferry.compat.consolidated.refusals import unread
+from tensorferry.compat.gguf.collecting import InferredConfig
+from tensorferry.compat.transformers import gguf_files
+from tensorferry.core.catalogue import Catalogue
+from tensorferry.errors import shown
+from tensorferry.formats.params_json import PARAMS_FILE, read_params
+from tensorferry.storage.local import LocalStorage
+
+__all__ = ["OwnConfig", "brings_config", "own_config"]
+
+
+class OwnConfig(NamedTuple):
+    """A configuration made of what a checkpoint says. where: the file. notes: one sentence each."""
+
+    found: InferredConfig
+    where: str
+    notes: tuple[str, ...]
+
+
+def brings_config(folder: Path, catalogue: Catalogue) -> bool:
+    """Whether the checkpoint behind `catalogue`, in `folder`, says of its model what config.json would."""
+    return gguf_files.is_gguf(catalogue) or (has_native_names(catalogue) and (folder / PARAMS_FILE).is_file())
+
+
+def own_config(folder: Path, catalogue: Catalogue) -> OwnConfig:
+    """Return what a checkpoint that `brings_config` says.
+
+    Raises ConfigError for a model that is not known here, PlanError for a file without tensors, FormatError.
+    """
+    if gguf_files.is_gguf(catalogue):
+        found = gguf_files.inferred(folder, catalogue)
+        return OwnConfig(found, str(folder / catalogue.files[0]), found.notes)
+    with LocalStorage(folder) as storage:
+        params = read_params(storage)
+    assert params is not None
+    found = infer_config(params, catalogue)
+    unknown = unread(params)
+    told = (f"{PARAMS_FILE} says {', '.join(map(shown, unknown))}, which is not known here and not used",)
+    return OwnConfig(found, str(folder / PARAMS_FILE), (*found.notes, *(told if unknown else ())))
