@@ -19,8 +19,9 @@ from tensorferry.formats.file_names import LOAD_FORMATS
 from tensorferry.loaders import building, sources
 from tensorferry.loaders.base import BaseModelLoader
 from tensorferry.loaders.own_loader import brings_own_loader, prepare_own
+from tensorferry.loaders.reading import OwnReading, Reading
 from tensorferry.loaders.sources import NameFilter, locate, open_sources, sieve
-from tensorferry.loaders.strategies import executor_for, halved, streamed
+from tensorferry.loaders.strategies import halved
 from tensorferry.modules.describe import places
 from tensorferry.report import Report
 from tensorferry.timing import timed
@@ -81,7 +82,7 @@ class DefaultModelLoader(BaseModelLoader):
         checkpoint, _ = self._wanted(model_config, model)
         with checkpoint:
             entries = list(checkpoint.catalogue.values())
-            yield from streamed(self.load_config, checkpoint.storage, entries, Counters())
+            yield from self.reading.stream(checkpoint.storage, entries, Counters())
             checkpoint.storage.check_unchanged()
 
     def load_weights(self, model: nn.Module, model_config: ModelConfig) -> Report:
@@ -103,11 +104,11 @@ class DefaultModelLoader(BaseModelLoader):
 
     def _planned(self, model: nn.Module, checkpoint: Checkpoint, strict: Strictness) -> Report:
         prepared = api.prepare(model, checkpoint, rules=_rules(model), strict=strict)
-        executor = executor_for(self.load_config)
+        executor = self.reading.executor
         return api.run(model, prepared, device=self.device, executor=executor, progress=self.progress)
 
     def _through_its_own_loader(self, model: nn.Module, checkpoint: Checkpoint, strict: Strictness) -> Report:
-        own = prepare_own(model, checkpoint, self.load_config, strict)
+        own = prepare_own(model, checkpoint, self.load_config, strict, self.reading)
         report = api.run(model, own.prepared, device=self.device, executor=own.executor, progress=self.progress)
         return own.account(report)
 
@@ -124,6 +125,11 @@ class DefaultModelLoader(BaseModelLoader):
 
     def _opened(self, wanted: list[sources.Source]) -> Checkpoint:
         return open_sources(wanted, self.load_config, self._format, halved(self.load_config))
+
+    @property
+    def reading(self) -> Reading:
+        """How bytes are read: by the strategy that is configured."""
+        return OwnReading(self.load_config)
 
     @property
     def _format(self) -> str:

@@ -25,7 +25,7 @@ from tensorferry.core.target import Target
 from tensorferry.core.unused import unused_patterns
 from tensorferry.errors import FinalizeError, PlanError, shown
 from tensorferry.execute.base import Counters, Executor, OnReady, Parameters
-from tensorferry.loaders.strategies import executor_for, streamed
+from tensorferry.loaders.reading import Reading
 from tensorferry.loaders.writes import Share, Watch
 from tensorferry.modules.describe import describe
 from tensorferry.modules.materialize import Materialized
@@ -47,7 +47,9 @@ def brings_own_loader(model: nn.Module) -> bool:
     return callable(getattr(model, "load_weights", None)) and getattr(model, "weight_rules", None) is None
 
 
-def prepare_own(model: nn.Module, checkpoint: Checkpoint, config: LoadConfig, strict: Strictness) -> SelfLoad:
+def prepare_own(
+    model: nn.Module, checkpoint: Checkpoint, config: LoadConfig, strict: Strictness, reading: Reading
+) -> SelfLoad:
     """Return what is to be done to fill `model` through its own loader. Touches nothing, raises no PlanError."""
     seconds: dict[str, float] = {}
     with timed(seconds, "trace"):
@@ -62,7 +64,7 @@ def prepare_own(model: nn.Module, checkpoint: Checkpoint, config: LoadConfig, st
     if traced.fallback is not None:
         notes = [f"the model's load_weights could not be traced: it {traced.fallback}"]
     prepared = Prepared(checkpoint, target, plan, strict, notes=tuple(notes), seconds=seconds)
-    return SelfLoad(model, prepared, traced, config, strict)
+    return SelfLoad(model, prepared, traced, reading, strict)
 
 
 @dataclass
@@ -75,7 +77,7 @@ class SelfLoad:
     model: nn.Module
     prepared: Prepared
     traced: Traced
-    config: LoadConfig
+    reading: Reading
     strict: Strictness
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -85,7 +87,7 @@ class SelfLoad:
     @property
     def executor(self) -> Executor:
         """What runs the plan, and streams what it leaves out."""
-        return self if self.traced.opaque else self._planned
+        return self if self.traced.opaque else self.reading.executor
 
     def run(
         self,
@@ -99,7 +101,7 @@ class SelfLoad:
         """Fill what is planned, then stream; see `Executor`. Raises PlanError for what the loader left out."""
         counters = Counters()
         if schedule.batches:
-            counters = self._planned.run(schedule, storage, parameters, progress=progress)
+            counters = self.reading.executor.run(schedule, storage, parameters, progress=progress)
         opaque = [name for name in self.traced.opaque if name in parameters]
         for name in opaque:
             parameters[name]
@@ -116,17 +118,13 @@ class SelfLoad:
         kinds = {kind: tuple(p.subject for p in self.problems if p.kind is kind) for kind in ProblemKind}
         return replace(
             report,
-            executor=type(self._planned).__name__,
+            executor=type(self.reading.executor).__name__,
             bytes_needed=report.bytes_needed + self.bytes_streamed,
             streamed=dict(self.traced.opaque),
             unexpected=(*report.unexpected, *kinds[ProblemKind.UNEXPECTED]),
             missing=(*report.missing, *kinds[ProblemKind.MISSING]),
             warnings=(*report.warnings, *self.notes),
         )
-
-    @property
-    def _planned(self) -> Executor:
-        return executor_for(self.config)
 
     def _stream(self, storage: Storage, opaque: Sequence[str], parameters: Parameters, progress: Progress) -> None:
         wanted = set(self.traced.stream)
@@ -135,7 +133,7 @@ class SelfLoad:
         self.bytes_streamed = sum(e.nbytes for e in entries)
         progress.start(self.bytes_streamed, "streamed weights")
         try:
-            with closing(streamed(self.config, storage, entries, self.streamed)) as tensors, watch:
+            with closing(self.reading.stream(storage, entries, self.streamed)) as tensors, watch:
                 claimed = stream_opaque(self.model, self.traced, watch.offer(_told(tensors, progress)))
         finally:
             progress.finish()

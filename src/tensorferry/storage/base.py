@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-__all__ = ["File", "Storage", "SupportsMap", "SupportsReadAhead", "SupportsScatter"]
+__all__ = ["File", "Storage", "SupportsLocalPath", "SupportsMap", "SupportsReadAhead", "SupportsScatter"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,5 +86,17 @@ class SupportsReadAhead(Protocol):
         """Begin to bring bytes near, into a cache that is not this process's memory, without waiting for them.
 
         A hint: where it cannot be followed nothing happens. Raises what opening the file for a read would raise.
+        """
+        ...
+
+
+@runtime_checkable
+class SupportsLocalPath(Protocol):
+    """Storages whose files others can open for themselves."""
+
+    def local_path(self, path: str) -> str | None:
+        """Return the real path of the file on this machine, absolute and free of links, or None if it is not on it.
+
+        Raises what `stat` raises. Whoever opens it must see to it that it is still the same file afterwards.
         """
         ...

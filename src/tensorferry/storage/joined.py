@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tensorferry.errors import LocateError, shown
-from tensorferry.storage.base import File, Storage, SupportsReadAhead
+from tensorferry.storage.base import File, Storage, SupportsLocalPath, SupportsReadAhead
 from tensorferry.storage.reading import scatter
 
 __all__ = ["JoinedStorage"]
@@ -49,6 +49,11 @@ class JoinedStorage:
         _, part, inner = self._find(path)
         if isinstance(part, SupportsReadAhead):
             part.read_ahead(inner, offset, length)
+
+    def local_path(self, path: str) -> str | None:
+        """Return where a file of a part is on this machine, if the part can tell."""
+        _, part, inner = self._find(path)
+        return part.local_path(inner) if isinstance(part, SupportsLocalPath) else None
 
     def check_unchanged(self) -> None:
         """Raise ReadError if a file that was read from any part is no longer the one that was opened."""

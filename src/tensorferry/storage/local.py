@@ -151,6 +151,11 @@ class LocalStorage:
                     raise located(error, f"{self._folder.label(path)}: cannot be mapped") from None
             return self._maps[path]
 
+    def local_path(self, path: str) -> str:
+        """Return where `path` really is; raises as `stat` does."""
+        real, _ = self._folder.resolve(path)
+        return real
+
     def check_unchanged(self) -> None:
         """Raise ReadError if a file that was opened is another one now, or was written to.
 

@@ -1,0 +1,48 @@
+"""Who reads for a loader: what a plan needs into parameters, and what no plan can be made for as a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from tensorferry.config import LoadConfig
+from tensorferry.core.catalogue import TensorEntry
+from tensorferry.execute.base import Counters, Executor
+from tensorferry.loaders.strategies import executor_for, streamed
+from tensorferry.storage.base import Storage
+
+__all__ = ["OwnReading", "Reading"]
+
+
+class Reading(Protocol):
+    """A way of reading checkpoints."""
+
+    @property
+    def executor(self) -> Executor:
+        """What fills parameters as a plan says; its class is named in reports."""
+        ...
+
+    def stream(
+        self, storage: Storage, entries: Sequence[TensorEntry], counters: Counters
+    ) -> Generator[tuple[str, torch.Tensor], None, None]:
+        """Yield name and values of each entry, in memory of their own, counting up `counters`. Raises ReadError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class OwnReading:
+    """Reading by the strategy that is configured."""
+
+    config: LoadConfig
+
+    @property
+    def executor(self) -> Executor:
+        return executor_for(self.config)
+
+    def stream(
+        self, storage: Storage, entries: Sequence[TensorEntry], counters: Counters
+    ) -> Generator[tuple[str, torch.Tensor], None, None]:
+        return streamed(self.config, storage, entries, counters)
