@@ -22,6 +22,7 @@ from tensorferry.loaders.own_loader import brings_own_loader, prepare_own
 from tensorferry.loaders.reading import OwnReading, Reading
 from tensorferry.loaders.sources import NameFilter, locate, open_sources, sieve
 from tensorferry.loaders.strategies import halved
+from tensorferry.loaders.translating import translate
 from tensorferry.modules.describe import places
 from tensorferry.report import Report
 from tensorferry.timing import timed
@@ -34,7 +35,8 @@ class DefaultModelLoader(BaseModelLoader):
 
     A model says how it is filled. One with `weight_rules` (a RuleSet) is planned by them; else one with a method
     ``load_weights(iterable)`` is traced or streamed, as configured; any other is planned by the names of its
-    parameters, or as the library that it comes from names them. Other attributes of a model that are honoured:
+    parameters, or as the library that it comes from names them. Its own loader gets the names of transformers, where a
+    checkpoint has others and these are known (GGUF). Other attributes of a model that are honoured:
 
     * secondary_weights: a list of `Source`, whose entries join those of the primary one under their prefixes.
     * allow_patterns_overrides, fall_back_to_pt_during_load: as in `Source`, for the primary one.
@@ -113,15 +115,22 @@ class DefaultModelLoader(BaseModelLoader):
         return own.account(report)
 
     def _wanted(self, model_config: ModelConfig, model: nn.Module) -> tuple[Checkpoint, Mapping[str, str]]:
+        """Return the entries that `model` is to get, by the names that it knows, and why it does not get others."""
         filters = [f for f in (self.weight_name_filter, getattr(model, "weight_name_filter", None)) if f is not None]
         checkpoint = self._opened(self.sources_of(model_config, model))
-        if not filters:
-            return checkpoint, {}
         try:
-            return sieve(checkpoint, lambda name: all(wanted(name) for wanted in filters))
+            whole, untold = self._translated(checkpoint) if brings_own_loader(model) else (checkpoint, {})
+            if not filters:
+                return whole, untold
+            sieved, dropped = sieve(whole, lambda name: all(wanted(name) for wanted in filters))
         except BaseException:
             checkpoint.close()
             raise
+        return sieved, {**untold, **dropped}
+
+    def _translated(self, checkpoint: Checkpoint) -> tuple[Checkpoint, Mapping[str, str]]:
+        """Return the checkpoint with the names that models with their own loader know, and what is left out."""
+        return translate(checkpoint)
 
     def _opened(self, wanted: list[sources.Source]) -> Checkpoint:
         return open_sources(wanted, self.load_config, self._format, halved(self.load_config))

@@ -149,12 +149,12 @@ def _one(
     if via is None:
         return parts[0]
     if not box.size:
-        return torch.empty(torch_shape(made.dtype, box.shape), dtype=torch_dtype(made.dtype))
+        return parts[0].new_empty(torch_shape(made.dtype, box.shape), dtype=torch_dtype(made.dtype))
     return compute(via, parts, specs, box)
 
 
 def _assembled(how: Assemble, parts: Sequence[torch.Tensor], specs: Sequence[TensorSpec]) -> torch.Tensor:
-    out = torch.empty(how.output.shape, dtype=torch_dtype(how.output.dtype))
+    out = torch.empty(how.output.shape, dtype=torch_dtype(how.output.dtype), device=parts[0].device)
     for (window, into), part, spec in zip(how.pieces, parts, specs, strict=True):
         if window.view != spec.shape:
             part = view_region(part.contiguous(), to_torch(window, spec.dtype))

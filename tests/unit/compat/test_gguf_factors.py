@@ -114,7 +114,7 @@ def test_a_weight_without_a_factor_is_what_its_blocks_say(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_each_expert_of_a_stack_has_a_factor_of_its_own(fused: bool, tmp_path: Path) -> None:
-    model = tiny("Qwen3-MoE", **{"hidden_size": 64, "moe_intermediate_size": 64})
+    model = tiny("Qwen3-MoE", hidden_size=64, moe_intermediate_size=64)
     tensors = packed_layers(stacked(translated(checkpoint_of(model, tmp_path)), fused=fused))
     factors, metadata = factors_for(tensors), metadata_of("qwen3moe", model.config, expert_weights_norm=False, **MOE)
     plain = write_gguf(tmp_path / "plain.gguf", "qwen3moe", metadata, product(tensors, factors))

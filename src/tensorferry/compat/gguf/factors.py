@@ -23,7 +23,8 @@ _FACTOR, _WEIGHT = ".scale", ".weight"
 def with_factors(catalogue: Catalogue) -> Catalogue:
     """Return `catalogue` with each weight that has a factor beside it as the product, float32, and not the factor.
 
-    The same object where there are none, as in any file that is not GGUF. Raises RuleError for a factor that does not fit its weight.
+    The same object where there are none, as in any file that is not GGUF. Raises RuleError for a factor that does not
+    fit its weight.
     """
     if catalogue.format != "gguf":
         return catalogue

@@ -1,0 +1,35 @@
+"""Giving a model's own loader the names that it was written for. What the names of a format mean is not known here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+
+from tensorferry.checkpoint import Checkpoint
+from tensorferry.core.catalogue import Catalogue
+from tensorferry.core.mapped import Mapped
+from tensorferry.formats.opening import Opened
+from tensorferry.storage.base import Storage
+
+__all__ = ["TRANSLATORS", "Translator", "translate"]
+
+Translator = Callable[[Storage, Catalogue], Mapped | None]
+"""Returns the catalogue of the files in a storage under the names of transformers; None for files that are not its."""
+
+TRANSLATORS = ("tensorferry.compat.gguf.translating:translated",)
+"""Where translators are, as module and name. They stand beside the loaders, and are imported when they are needed."""
+
+
+def translate(checkpoint: Checkpoint) -> tuple[Checkpoint, Mapping[str, str]]:
+    """Return the checkpoint under the names of transformers, and why entries of it are left out.
+
+    The same one where its names are no others, or where they are not known.
+    """
+    for place in TRANSLATORS:
+        module, _, name = place.partition(":")
+        translator: Translator = getattr(import_module(module), name)
+        mapped = translator(checkpoint.storage, checkpoint.catalogue)
+        if mapped is not None:
+            opened = Opened(checkpoint.storage, checkpoint.selection, mapped.catalogue)
+            return Checkpoint(opened, checkpoint.options), mapped.dropped
+    return checkpoint, {}
