@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("--types", default=",".join(ours.decoders()))
     args = parser.parse_args()
     torch.set_num_threads(1)
-    ours._WORTH = 0
+    ours._WORTH = {"cpu": 0}
     print(f"{'CPU seconds for 10^9 bytes of output':63}{'numba is faster than':>22}")
     print(f"{'':8}" + "".join(f"{c:>11}" for c in (*COLUMNS, "gguf-py", "libgguf")))
     failures = []

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from pathlib import Path
 
 # Read by torch when it is imported: two workers share two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Read by triton when it is imported: where there is no device to compile for, its kernels are interpreted.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
 from hypothesis import settings

@@ -11,7 +11,8 @@ from tensorferry.core.boxes import Box, Region, Shape
 from tensorferry.core.dtypes import DType
 from tensorferry.core.plan import Plan, Step
 from tensorferry.core.schedule import Input, Task
-from tensorferry.core.transforms import TensorSpec
+from tensorferry.core.steps import is_packed
+from tensorferry.core.transforms import Chain, Custom, TensorSpec
 from tensorferry.errors import PlanError
 from tensorferry.numerics.casts import Loss, copy_counting, fill
 from tensorferry.numerics.compute import compute, compute_into
@@ -168,6 +169,8 @@ def _computed(step: Step, task: Task, staged: Sequence[torch.Tensor], into: torc
     specs = [TensorSpec(s.entry.dtype, s.entry.shape) for s in step.sources]
     made = step.via.infer(specs)
     parts = [_assembled(i, step.sources[i.source].entry.dtype, staged) for i in task.inputs]
+    if _travels_packed(step):
+        parts = [part.to(into.device) for part in parts]
     window = to_torch(step.window, made.dtype)
     if step.window.view != made.shape:
         values = view_region(compute(step.via, parts, specs, Box.whole(made.shape)).contiguous(), window)
@@ -177,6 +180,14 @@ def _computed(step: Step, task: Task, staged: Sequence[torch.Tensor], into: torc
     if tuple(into.shape) == window.shape:
         return compute_into(step.via, parts, specs, out, into[box.relative_to(window.box).slices])
     return write(into, compute(step.via, parts, specs, out), box, window)
+
+
+def _travels_packed(step: Step) -> bool:
+    """Whether inputs go to the device of the parameter as they are: packed bytes are fewer than the numbers made of
+    them. Functions that callers bring get tensors on the CPU, whatever device is used.
+    """
+    steps = step.via.steps if isinstance(step.via, Chain) else (step.via,)
+    return is_packed([s.entry for s in step.sources]) and not any(isinstance(s, Custom) for s in steps)
 
 
 def _assembled(part: Input, dtype: DType, staged: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -15,6 +15,7 @@ from tensorferry.numerics.torch_dtypes import dtype_of
 __all__ = ["Loss", "copy_counting", "fill", "writing"]
 
 _BLOCK = 1 << 16  # elements looked at together, so that counting needs no memory to speak of
+_BLOCK_ELSEWHERE = 1 << 22  # on a device that works on its own each look waits for it, so there are few
 
 
 class Loss(NamedTuple):
@@ -71,7 +72,7 @@ def writing(into: torch.Tensor) -> AbstractContextManager[object]:
 
 def _blocks(got: torch.Tensor, had: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield equal parts of both tensors that are small enough to be compared at once."""
-    if got.numel() <= _BLOCK:
+    if got.numel() <= (_BLOCK if had.device.type == "cpu" else _BLOCK_ELSEWHERE):
         yield got.to(had.device), had
         return
     dim = max(range(got.dim()), key=lambda d: got.shape[d])

@@ -1,4 +1,4 @@
-"""Making numbers of packed blocks: which decoder handles which type, and where they go. Decoders live in `gguf`."""
+"""Making numbers of packed blocks: which decoder handles which type where, and where they go. Decoders: `gguf`."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from math import prod
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 
 import torch
 
-from tensorferry.core.dtypes import DType
+from tensorferry.core.dtypes import DTYPES, DType
 from tensorferry.errors import UnsupportedDtype
 from tensorferry.numerics.byte_order import BIG_ENDIAN
 from tensorferry.numerics.casts import Loss, copy_counting, writing
 from tensorferry.numerics.gguf import codebooks, flat, levels, nested, ternary
+from tensorferry.numerics.gguf.families import FAMILY
 
-__all__ = ["decode_into", "decoders", "dequantize", "kernel_of"]
+__all__ = ["decode_into", "decoders", "dequantize", "device_fill", "kernel_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -28,30 +29,38 @@ Decoder = Callable[[torch.Tensor], torch.Tensor]
 Kernel = Callable[[object, object], None]
 """Takes numpy arrays: blocks as above, and what it fills, (n, elements): float32, or uint16 for bits of bfloat16."""
 
-_FAMILIES: Mapping[ModuleType, tuple[str, ...]] = {
-    flat: ("Q1_0", "Q2_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),
-    nested: ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
-    codebooks: ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"),
-    levels: ("IQ4_NL", "IQ4_XS", "MXFP4", "NVFP4"),
-    ternary: ("TQ1_0", "TQ2_0"),
-}
-_FAMILY = {name: family for family, names in _FAMILIES.items() for name in names}
-_DECODERS: Mapping[str, Decoder] = MappingProxyType({n: getattr(f, n.lower()) for n, f in _FAMILY.items()})
+Fill = Callable[[DType, torch.Tensor, torch.Tensor], Loss]
+"""Takes packed bytes and what they fill on one device, of float32, bfloat16 or float16, as `decode_into` does."""
+
+_MODULES = {module.__name__.rpartition(".")[2]: module for module in (codebooks, flat, levels, nested, ternary)}
+_DECODERS: Mapping[str, Decoder] = MappingProxyType(
+    {name: getattr(_MODULES[family], name.lower()) for name, family in FAMILY.items()}
+)
 
 _SLICE = 1 << 16
 _SLICE_ELSEWHERE = 1 << 22
 """Elements decoded at once: few enough that what a decoder needs on the way stays in the cache of a CPU, and is
 small beside what is staged; other devices start a kernel for each operation, and take more at once."""
 
-_WORTH = 1 << 24
-"""Elements that a process decodes in torch before it starts numba, which takes a second and 120 MB: a few tensors of
-a tiny model are not worth it."""
+_WORTH = {"cpu": 1 << 24, "cuda": 1 << 28}
+"""For each type of device that has compiled decoders, the elements that a process decodes in torch before it starts
+those: numba takes a second and 120 MB, and Triton a second and a C compiler, which a few tensors of a tiny model are
+not worth."""
 
 
 class _Meter:
-    """How many elements were decoded in torch on the CPU; threads may lose some of each other's."""
+    """How many elements were decoded in torch, by type of device; threads may lose some of each other's."""
 
-    elements = 0
+    elements: Mapping[str, int] = {}
+
+    @classmethod
+    def count(cls, out: torch.Tensor) -> None:
+        kind = out.device.type
+        cls.elements = {**cls.elements, kind: cls.elements.get(kind, 0) + out.numel()}
+
+    @classmethod
+    def is_worth(cls, kind: str) -> bool:
+        return kind in _WORTH and cls.elements.get(kind, 0) >= _WORTH[kind]
 
 
 def dequantize(dtype: DType, packed: torch.Tensor) -> torch.Tensor:
@@ -70,14 +79,15 @@ def decode_into(dtype: DType, packed: torch.Tensor, into: torch.Tensor) -> Loss:
     """Put the numbers of `packed` into `into`, rounded once to its type; return what a narrowing cast spoiled.
 
     packed: as for `dequantize`. into: of the shape that it returns, of any floating type, with any strides; packed
-    bytes move to its device first. What is needed on the way is a few bytes for each of `_SLICE` elements. Raises
-    UnsupportedDtype for a type that nothing here decodes.
+    bytes move to its device first. What is needed on the way, beside them, is a few bytes for each of `_SLICE` elements
+    at most. Raises UnsupportedDtype for a type that nothing here decodes.
     """
-    packed = packed.to(into.device)
+    packed, into = packed.to(into.device), into.detach()
+    loss = _by_kernel(dtype, packed, into)
+    if loss is not None:
+        return loss
     if into.is_contiguous():
-        packed, into = packed.reshape(-1, dtype.block_bytes), into.detach().view(-1, dtype.block)
-        if _compiled(dtype, packed, into):
-            return Loss()
+        packed, into = packed.reshape(-1, dtype.block_bytes), into.view(-1, dtype.block)
     row = max(1, prod(into.shape[1:]))
     count = max(1, (_SLICE if into.device.type == "cpu" else _SLICE_ELSEWHERE) // row)
     slices = (slice(at, at + count) for at in range(0, len(into), count))
@@ -91,20 +101,37 @@ def decoders() -> Mapping[str, Decoder]:
 
 @cache
 def kernel_of(name: str) -> Kernel | None:
-    """Return the compiled decoder of a type, which gives the same numbers; None without numba."""
-    if find_spec("numba") is None or name not in _FAMILY:
+    """Return the decoder of a type that is compiled for this CPU, which gives the same numbers; None without numba."""
+    if find_spec("numba") is None or name not in FAMILY:
         return None
-    module = _FAMILY[name].__name__.replace(".gguf.", ".gguf.compiled.")
     try:
         import numba
 
         if numba.config.DISABLE_JIT:
             return None
-        kernel: Kernel = getattr(import_module(module), name.lower())
+        kernel: Kernel = getattr(import_module(f"{flat.__package__}.compiled.{FAMILY[name]}"), name.lower())
     except ImportError as error:  # numba is there, but not for this Python or numpy
         _log.warning("packed tensors are decoded without numba, which is slower: %s", error)
         return None
     return kernel
+
+
+@cache
+def device_fill(device: torch.device) -> Fill | None:
+    """Return what decodes on a GPU by compiled kernels, to the same numbers; None where Triton is not there or fails.
+
+    Compiles a kernel and runs it once, so as to fail here rather than in a load.
+    """
+    if find_spec("triton") is None:
+        return None
+    try:
+        fill: Fill = import_module(f"{flat.__package__}.device.filling").fill
+        block = torch.zeros(DTYPES["Q8_0"].block_bytes, dtype=torch.uint8, device=device)
+        fill(DTYPES["Q8_0"], block, torch.empty(32, device=device))
+    except Exception as error:  # noqa: BLE001 - a compiler, a driver or a device of any kind may refuse; torch does it, too
+        _log.warning("packed tensors are decoded on %s without Triton, which is slower: %s", device, error)
+        return None
+    return fill
 
 
 def _numbers(dtype: DType, packed: torch.Tensor) -> torch.Tensor:
@@ -115,20 +142,39 @@ def _numbers(dtype: DType, packed: torch.Tensor) -> torch.Tensor:
     shape = (*packed.shape[:-1], packed.shape[-1] // dtype.block_bytes * dtype.block)
     blocks = packed.reshape(-1, dtype.block_bytes)
     out = torch.empty((len(blocks), dtype.block), dtype=torch.float32, device=packed.device)
-    if not _compiled(dtype, blocks, out):
+    if _by_kernel(dtype, blocks, out) is None:
         out = decoder(blocks)
-        _Meter.elements += out.numel() if out.device.type == "cpu" else 0
+        _Meter.count(out)
     return out.reshape(shape)
 
 
-def _compiled(dtype: DType, blocks: torch.Tensor, into: torch.Tensor) -> bool:
-    """Let a kernel fill `into`, contiguous (n, elements), where there is one for it; return whether it did."""
-    if into.device.type != "cpu" or into.dtype not in (torch.float32, torch.bfloat16) or type(into) is not torch.Tensor:
-        return False
-    kernel = kernel_of(dtype.name) if _Meter.elements >= _WORTH else None
+def _by_kernel(dtype: DType, packed: torch.Tensor, into: torch.Tensor) -> Loss | None:
+    """Let a compiled decoder fill `into`, where there is one for it and it is worth it; else return None."""
+    kind = into.device.type
+    if type(into) is not torch.Tensor or dtype.name not in FAMILY or not _Meter.is_worth(kind):
+        return None
+    return _COMPILED[kind](dtype, packed, into)
+
+
+def _by_numba(dtype: DType, packed: torch.Tensor, into: torch.Tensor) -> Loss | None:
+    if not into.is_contiguous() or into.dtype not in (torch.float32, torch.bfloat16):
+        return None
+    kernel = kernel_of(dtype.name)
     if kernel is None:
-        return False
+        return None
     with writing(into):
         bits = into if into.dtype == torch.float32 else into.view(torch.uint16)
-        kernel(blocks.contiguous().numpy(), bits.numpy())
-    return True
+        blocks = packed.reshape(-1, dtype.block_bytes).contiguous()
+        kernel(blocks.numpy(), bits.view(-1, dtype.block).numpy())
+    return Loss()
+
+
+def _by_triton(dtype: DType, packed: torch.Tensor, into: torch.Tensor) -> Loss | None:
+    fill = device_fill(into.device) if into.dtype in (torch.float32, torch.bfloat16, torch.float16) else None
+    return None if fill is None else fill(dtype, packed, into)
+
+
+_COMPILED: Mapping[str, Callable[[DType, torch.Tensor, torch.Tensor], Loss | None]] = MappingProxyType(
+    {"cpu": _by_numba, "cuda": _by_triton}
+)
+"""What fills tensors on a type of device, or returns None where it cannot."""

@@ -38,7 +38,7 @@ def same(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 @pytest.fixture(autouse=True)
 def compiled_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_WORTH", 0)
+    monkeypatch.setattr(module, "_WORTH", {"cpu": 0})
 
 
 @pytest.fixture
@@ -137,8 +137,8 @@ def test_few_elements_are_decoded_at_once(monkeypatch: pytest.MonkeyPatch, witho
 def test_numba_starts_once_it_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[str] = []
     monkeypatch.setattr(module, "kernel_of", used.append)
-    monkeypatch.setattr(module, "_WORTH", 300)
-    monkeypatch.setattr(module._Meter, "elements", 0)
+    monkeypatch.setattr(module, "_WORTH", {"cpu": 300})
+    monkeypatch.setattr(module._Meter, "elements", {})
     counts = []
     for _ in range(5):
         decode_into(DTYPES["Q8_0"], packed_of(DTYPES["Q8_0"], 4), torch.zeros(4, 32, dtype=torch.bfloat16))
