@@ -31,6 +31,7 @@ class OpeningOptions(TypedDict, total=False):
     allow_patterns: Sequence[str] | None
     ignore_patterns: Sequence[str]
     links_to: Folders
+    encryption_keyfile: str | os.PathLike[str] | None
 
 
 class Checkpoint:
@@ -149,14 +150,17 @@ def open_checkpoint(
     allow_patterns: Sequence[str] | None = None,
     ignore_patterns: Sequence[str] = (),
     links_to: Folders = (),
+    encryption_keyfile: str | os.PathLike[str] | None = None,
     options: ReadOptions | None = None,
 ) -> Checkpoint:
     """Open the checkpoint at `path`: a folder, a weight file or a shard index. Reads headers only.
 
-    load_format: auto, hf, safetensors, mistral, pt or gguf. variant: such as ``fp16`` in ``model.fp16.safetensors``.
-    allow_patterns: file name patterns that override the choice; ignore_patterns: files that are not looked at.
+    load_format: auto, hf, safetensors, mistral, pt, gguf, npcache and others. variant: such as ``fp16`` in
+    ``model.fp16.safetensors``. allow_patterns: file name patterns that override the choice; ignore_patterns: files that
+    are not looked at.
     links_to: a folder or several that links may lead into, such as a store that several checkpoints share; without it,
-    links that lead out of the checkpoint's folder are refused.
+    links that lead out of the checkpoint's folder are refused. encryption_keyfile: a file with the key, or the
+    passphrase, of encrypted Tensorizer files; without it, only reading their tensors is refused.
 
     Raises LocateError (nothing there, or a shard is absent), FormatError (damaged, unsafe, unknown), ConfigError.
     """
@@ -171,6 +175,7 @@ def open_checkpoint(
         allow_patterns=allow_patterns,
         ignore_patterns=ignore_patterns,
         links_to=folders("links_to", links_to),
+        encryption_keyfile=encryption_keyfile,
     )
     return Checkpoint(opened, options or ReadOptions())
 

@@ -22,6 +22,7 @@ from tensorferry.cli.ending import ending_well, printable
 from tensorferry.core.amounts import counted
 from tensorferry.core.plan import Strictness
 from tensorferry.errors import ConfigError, PlanError
+from tensorferry.formats.file_names import LOAD_FORMATS
 from tensorferry.progress import SILENT, Progress, for_stream
 
 __all__ = ["app", "main"]
@@ -35,13 +36,15 @@ _CHOOSING = (
         "--load-format",
         metavar="NAME",
         default="auto",
-        help="auto (the default), hf, safetensors, mistral, pt or gguf.",
+        show_default=True,
+        help=f"One of {', '.join(LOAD_FORMATS)}.",
     ),
     click.option("--subfolder", metavar="FOLDER", help="Where below PATH the weights are."),
     click.option("--variant", metavar="WORD", help="Such as fp16 in model.fp16.safetensors."),
     click.option("--allow", metavar="PATTERN", multiple=True, help="Take these files, whatever else is there."),
     click.option("--ignore", metavar="PATTERN", multiple=True, help="Do not look at these files."),
     click.option("--links-to", metavar="FOLDER", multiple=True, help="Links in PATH may lead into this folder, too."),
+    click.option("--encryption-keyfile", metavar="FILE", type=_FILE, help="The key of encrypted Tensorizer files."),
 )
 _DTYPE = click.option("--dtype", metavar="TYPE", help="Such as bfloat16; without it, what config.json says.")
 _CLASS = click.option("--auto-class", metavar="CLASS", help="Of transformers, instead of what config.json names.")
@@ -91,6 +94,7 @@ def _on_a_checkpoint(command: Callable[..., None]) -> Callable[..., None]:
         allow: Sequence[str],
         ignore: Sequence[str],
         links_to: Sequence[str],
+        encryption_keyfile: Path | None,
         **rest: Any,
     ) -> None:
         opening = {
@@ -100,6 +104,7 @@ def _on_a_checkpoint(command: Callable[..., None]) -> Callable[..., None]:
             "allow_patterns": allow or None,
             "ignore_patterns": ignore,
             "links_to": links_to,
+            "encryption_keyfile": encryption_keyfile,
         }
         with ending_well():
             command(opening=opening, **rest)

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 from tensorferry.core.catalogue import Catalogue
 from tensorferry.storage.base import File, Storage
 
-__all__ = ["ChecksSets", "FileFormat", "Selection"]
+__all__ = ["ChecksSets", "FileFormat", "Selection", "Unlocks"]
 
 
 class FileFormat(Protocol):
@@ -36,6 +36,19 @@ class ChecksSets(Protocol):
 
     def check_set(self, files: Sequence[File], parts: Sequence[Catalogue]) -> None:
         """Raise LocateError or CorruptFile unless `parts`, the catalogues of all `files`, are one whole checkpoint."""
+        ...
+
+
+@runtime_checkable
+class Unlocks(Protocol):
+    """Readers whose files may be encrypted."""
+
+    def unlock(self, storage: Storage, files: Sequence[File], keyfile: str | None) -> Storage:
+        """Return a storage that also reads what is encrypted in `files`; `storage` itself where nothing is.
+
+        keyfile: a file with the key. Without one, reading what is encrypted raises AccessDenied; with a wrong one,
+        this does. Raises ConfigError for a key that is not needed.
+        """
         ...
 
 

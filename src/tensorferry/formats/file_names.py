@@ -56,15 +56,18 @@ FAMILIES = {
     "parts": Family("consolidated .pth", "torch", ".pth", consolidated=True, pickled=True, layout="model-parallel"),
     "ckpt": Family("PyTorch .ckpt", "torch", ".ckpt", consolidated=None, pickled=True),
     "gguf": Family("GGUF", "gguf", ".gguf", consolidated=None, whole=True),
+    "tensorizer": Family("Tensorizer", "tensorizer", ".tensors", consolidated=None, whole=True),
 }
 
 LOAD_FORMATS: dict[str, tuple[str, ...]] = {
-    "auto": ("safetensors", "mistral", "bin", "gguf", "pt", "pth", "parts", "ckpt"),
+    "auto": ("safetensors", "mistral", "bin", "gguf", "pt", "pth", "parts", "ckpt", "tensorizer"),
     "hf": ("safetensors", "bin", "pt", "pth", "parts", "ckpt"),
     "safetensors": ("safetensors",),
     "mistral": ("mistral", "parts"),
     "pt": ("pt", "pth", "parts", "ckpt", "bin"),
     "gguf": ("gguf",),
+    "tensorizer": ("tensorizer",),
+    "npcache": ("bin", "pt"),
     "sharded_state": ("safetensors",),
 }
 """Which families each `load_format` takes, best first."""
@@ -95,7 +98,6 @@ _NOT_BASE_WEIGHTS = (
 
 _OTHER_SUFFIXES = {
     ".ggml": "GGML",
-    ".tensors": "Tensorizer",
     ".npz": "NumPy",
     ".npy": "NumPy",
     ".onnx": "ONNX",

@@ -14,35 +14,51 @@ from typing import Self, cast
 from tensorferry.collector import collector_paused
 from tensorferry.core.catalogue import Catalogue
 from tensorferry.errors import ConfigError, FormatError, UnknownFormat, shown
-from tensorferry.formats.base import ChecksSets, FileFormat, Selection
+from tensorferry.formats.base import ChecksSets, FileFormat, Selection, Unlocks
 from tensorferry.formats.file_names import FAMILIES, LOAD_FORMATS, what_else
+from tensorferry.formats.quantized_parts import noted
 from tensorferry.formats.selection import Wanted, select, select_file
 from tensorferry.formats.sniff import SNIFF_BYTES, describe_foreign
 from tensorferry.storage.base import File, Storage
 from tensorferry.storage.local import LocalStorage
 from tensorferry.storage.reading import read_bytes
 
-__all__ = ["FILE_FORMATS", "LAYOUTS", "Opened", "file_format", "open_files"]
+__all__ = ["CACHES", "FILE_FORMATS", "LAYOUTS", "Opened", "file_format", "open_files", "open_selection"]
 
 logger = logging.getLogger(__name__)
 
 Merge = Callable[[Storage, Selection, Sequence[Catalogue]], Catalogue]
+SelectCache = Callable[[Storage, Callable[[], Selection]], Selection]
 
 FILE_FORMATS = {
     "safetensors": "tensorferry.formats.safetensors:SafetensorsFormat",
     "torch": "tensorferry.formats.torch_file:TorchFileFormat",
     "gguf": "tensorferry.formats.gguf:GgufFormat",
+    "npy": "tensorferry.formats.npy:NpyFormat",
+    "tensorizer": "tensorferry.formats.tensorizer:TensorizerFormat",
 }
 """Readers of single files by name, as module and class; imported when one is first needed."""
 
 LAYOUTS = {
     "files": "tensorferry.formats.merge:merge",
     "model-parallel": "tensorferry.formats.model_parallel:join",
+    "npcache": "tensorferry.formats.npcache:catalogue_of",
+    "sharded-rank": "tensorferry.formats.sharded_state:one_rank",
+    "sharded-state": "tensorferry.formats.sharded_state:join",
 }
 """What makes one catalogue of those of a checkpoint's files, as module and function; see `Selection.layout`.
 
 Called with storage, selection and the catalogue of each file in order; what several files hold of one tensor becomes
 the chunks of one entry.
+"""
+
+CACHES = {
+    "npcache": "tensorferry.formats.npcache:select_npcache",
+    "sharded_state": "tensorferry.formats.sharded_state:select_state",
+}
+"""What chooses the files of each `load_format` that reads something made of the checkpoint's files, kept beside them.
+
+As module and function, called with storage and a function that returns the selection of the checkpoint's own files.
 """
 
 _SHOWN_ERRORS = 5
@@ -82,25 +98,30 @@ def open_files(
     ignore_patterns: Sequence[str] = (),
     links_to: Sequence[str | os.PathLike[str]] = (),
     allow_pickle: bool = True,
+    originals: bool = False,
+    encryption_keyfile: str | os.PathLike[str] | None = None,
     max_workers: int = 8,
 ) -> Opened:
     """Return the checkpoint at `path`: a folder, a weight file, or a shard index. Only headers are read.
 
     The options are those of `selection.Wanted`. links_to: folders that links may lead into, beside the checkpoint's
-    own. max_workers: how many headers are read at a time.
+    own. originals: open the checkpoint's own files where `load_format` names a cache of them. encryption_keyfile: a
+    file with the key of encrypted tensors. max_workers: how many headers are read at a time.
 
     Raises LocateError (nothing there, a shard is absent), FormatError (damaged, unsafe, unknown or ambiguous) and
-    ConfigError (options that contradict each other or the file); each names the file.
+    ConfigError (options that contradict each other or the file), AccessDenied (a wrong key); each names the file.
     """
+    keyfile = None if encryption_keyfile is None else os.fspath(encryption_keyfile)
     if max_workers < 1:
         raise ConfigError(f"max_workers {max_workers}: at least 1 is expected")
     wanted = Wanted(load_format, subfolder or "", variant, allow_patterns, ignore_patterns, allow_pickle)
     if Path(path).is_file():
         _refuse_for_a_file(path, wanted)
-        return _opened(LocalStorage(Path(path).parent, links_to=links_to), wanted, Path(path).name, max_workers)
+        storage, name = LocalStorage(Path(path).parent, links_to=links_to), Path(path).name
+        return _opened(storage, wanted, name, originals, max_workers, keyfile)
     inside = path if subfolder else None
     storage = LocalStorage(Path(path, subfolder or ""), inside=inside, links_to=links_to)
-    return _opened(storage, wanted, None, max_workers)
+    return _opened(storage, wanted, None, originals, max_workers, keyfile)
 
 
 def file_format(name: str) -> FileFormat:
@@ -117,25 +138,59 @@ def _imported(where: str) -> object:
 
 
 @collector_paused()
-def _opened(storage: LocalStorage, wanted: Wanted, name: str | None, max_workers: int) -> Opened:
-    where = shown(storage.uri, 300)
+def _opened(
+    storage: LocalStorage, wanted: Wanted, name: str | None, originals: bool, max_workers: int, keyfile: str | None
+) -> Opened:
     try:
-        selection = _selected(storage, wanted, name)
-        logger.info("%s: %s", where, selection.reason)
-        for left_out, why in selection.ignored:
-            logger.info("%s: %s is left out: %s", where, shown(left_out), why)
-        parts = _headers(storage, selection, max_workers)
-        merge = cast("Merge", _imported(LAYOUTS[selection.layout]))
-        opened = Opened(storage, selection, merge(storage, selection, parts))
+        selection = _selected(storage, wanted, name, originals)
+        return open_selection(storage, selection, keyfile=keyfile, max_workers=max_workers)
     except BaseException:
         storage.close()
         raise
+
+
+def open_selection(
+    storage: Storage,
+    selection: Selection,
+    *,
+    merge: Merge | None = None,
+    keyfile: str | None = None,
+    max_workers: int = 8,
+) -> Opened:
+    """Return the checkpoint that the chosen files are; only headers are read. Where it raises, `storage` stays open.
+
+    merge: what makes one catalogue of those of the files, in place of what the layout says. Raises FormatError.
+    """
+    where = shown(storage.uri, 300)
+    logger.info("%s: %s", where, selection.reason)
+    for left_out, why in selection.ignored:
+        logger.info("%s: %s is left out: %s", where, shown(left_out), why)
+    parts = _headers(storage, selection, max_workers)
+    merge = merge or cast("Merge", _imported(LAYOUTS[selection.layout]))
+    catalogue = noted(storage, merge(storage, selection, parts))
+    opened = Opened(_unlocked(storage, selection, keyfile), selection, catalogue)
     for warning in opened.warnings:
         logger.warning("%s: %s", where, warning)
     return opened
 
 
-def _selected(storage: LocalStorage, wanted: Wanted, name: str | None) -> Selection:
+def _unlocked(storage: Storage, selection: Selection, keyfile: str | None) -> Storage:
+    reader = file_format(selection.format)
+    if isinstance(reader, Unlocks):
+        return reader.unlock(storage, selection.files, keyfile)
+    if keyfile is not None:
+        raise ConfigError(f"encryption_keyfile was given, and no {selection.format} file is encrypted: leave it out")
+    return storage
+
+
+def _selected(storage: LocalStorage, wanted: Wanted, name: str | None, originals: bool) -> Selection:
+    cache = CACHES.get(wanted.load_format)
+    if cache is None or originals:
+        return _chosen(storage, wanted, name)
+    return cast("SelectCache", _imported(cache))(storage, lambda: _chosen(storage, wanted, name))
+
+
+def _chosen(storage: LocalStorage, wanted: Wanted, name: str | None) -> Selection:
     if name is None:
         return select(storage, replace(wanted, subfolder=""), nested=lambda: _nested(storage.uri))
     selection = select_file(storage, name)
@@ -168,6 +223,8 @@ def _format_inside(storage: Storage, file: File) -> str:
         return "safetensors"
     if head[:4] == b"GGUF":
         return "gguf"
+    if head[:5] == b"|TZR|":
+        return "tensorizer"
     if head[:4] == b"PK\x03\x04" or head[:1] == b"\x80":
         return "torch"
     found = describe_foreign(head) or what_else(file.path) or "of a format that is not known here"

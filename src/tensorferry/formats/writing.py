@@ -96,7 +96,9 @@ class WritesOneFile(Protocol):
 
 
 WRITERS = {
+    "npcache": "tensorferry.formats.npcache_write:NpcacheWriter",
     "safetensors": "tensorferry.formats.safetensors_write:SafetensorsWriter",
+    "tensorizer": "tensorferry.formats.tensorizer_write:TensorizerWriter",
 }
 """Writers by name, as module and class; imported when one is first needed."""
 

@@ -23,6 +23,11 @@ LOADERS: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(LOAD_FORMATS, "tensorferry.loaders.default:DefaultModelLoader"),
         "gguf": "tensorferry.loaders.gguf:GGUFModelLoader",
+        "npcache": "tensorferry.loaders.npcache:NpcacheLoader",
+        "tensorizer": "tensorferry.loaders.tensorizer:TensorizerLoader",
+        "fastsafetensors": "tensorferry.loaders.third_party.fastsafetensors:FastsafetensorsLoader",
+        "instanttensor": "tensorferry.loaders.third_party.instanttensor:InstantTensorLoader",
+        "runai_streamer": "tensorferry.loaders.third_party.runai:RunaiLoader",
         "dummy": "tensorferry.loaders.dummy:DummyModelLoader",
     }
 )

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from tensorferry.checkpoint import Checkpoint
@@ -18,9 +19,11 @@ from tensorferry.formats.download import download
 from tensorferry.formats.opening import Opened, open_files
 from tensorferry.storage.joined import JoinedStorage
 
-__all__ = ["NameFilter", "Source", "locate", "open_sources", "sieve"]
+__all__ = ["NameFilter", "Source", "locate", "open_source", "open_sources", "sieve"]
 
 logger = logging.getLogger(__name__)
+
+OpenSource = Callable[["Source", LoadConfig, str], Opened]
 
 NameFilter = Callable[[str], bool]
 """Whether the entry of that name, its source's prefix included, is wanted. Those that are not are never read."""
@@ -74,15 +77,51 @@ def locate(source: Source, config: LoadConfig, load_format: str) -> Path:
     return snapshot.path
 
 
-def open_sources(sources: Sequence[Source], config: LoadConfig, load_format: str, options: ReadOptions) -> Checkpoint:
+def open_source(
+    source: Source,
+    config: LoadConfig,
+    load_format: str,
+    encryption_keyfile: str | None = None,
+    *,
+    originals: bool = False,
+) -> Opened:
+    """Return what `source` holds, located and opened; the last two as in `open_files`."""
+    path = locate(source, config, load_format)
+    return open_files(
+        path,
+        load_format=load_format,
+        subfolder=source.subfolder,
+        variant=source.variant,
+        allow_patterns=source.allow_patterns_overrides,
+        ignore_patterns=() if path.is_file() else config.ignore_patterns,
+        links_to=folders("links_to", config.links_to),
+        allow_pickle=source.fall_back_to_pt,
+        originals=originals,
+        encryption_keyfile=encryption_keyfile,
+    )
+
+
+def open_sources(
+    sources: Sequence[Source],
+    config: LoadConfig,
+    load_format: str,
+    options: ReadOptions,
+    *,
+    encryption_keyfile: str | None = None,
+    open_one: OpenSource | None = None,
+) -> Checkpoint:
     """Return one checkpoint that holds the entries of all `sources`, each under its prefix, in their order.
+
+    encryption_keyfile: a file with the key that all of them are encrypted with. open_one: opens a source, in place of
+    `open_source`.
 
     Raises what `locate` and `open_files` raise, and FormatError where a name comes from two sources.
     """
+    opening = open_one or partial(open_source, encryption_keyfile=encryption_keyfile)
     with ExitStack() as until_all_are_open:
         opened = []
         for source in sources:
-            one = _open(source, config, load_format)
+            one = opening(source, config, load_format)
             until_all_are_open.callback(one.close)
             opened.append(one)
         joined = _joined(sources, opened)
@@ -97,20 +136,6 @@ def sieve(checkpoint: Checkpoint, wanted: NameFilter) -> tuple[Checkpoint, dict[
     dropped = dict.fromkeys((n for n in checkpoint.catalogue if n not in names), "left out by weight_name_filter")
     opened = Opened(checkpoint.storage, checkpoint.selection, checkpoint.catalogue.replacing(kept))
     return Checkpoint(opened, checkpoint.options), dropped
-
-
-def _open(source: Source, config: LoadConfig, load_format: str) -> Opened:
-    path = locate(source, config, load_format)
-    return open_files(
-        path,
-        load_format=load_format,
-        subfolder=source.subfolder,
-        variant=source.variant,
-        allow_patterns=source.allow_patterns_overrides,
-        ignore_patterns=() if path.is_file() else config.ignore_patterns,
-        links_to=folders("links_to", config.links_to),
-        allow_pickle=source.fall_back_to_pt,
-    )
 
 
 def _joined(sources: Sequence[Source], opened: Sequence[Opened]) -> Opened:

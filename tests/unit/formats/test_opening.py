@@ -97,9 +97,9 @@ def test_a_file_without_a_telling_name_is_told_by_its_first_bytes(tmp_path: Path
 
 
 def test_a_file_that_is_something_else_is_said_to_be_that(tmp_path: Path) -> None:
-    (tmp_path / "llama.tensors").write_bytes(b"|TZR|" + bytes(100))
-    with pytest.raises(UnknownFormat, match=r"llama\.tensors.*a Tensorizer file"):
-        open_files(tmp_path / "llama.tensors")
+    (tmp_path / "llama.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(100))
+    with pytest.raises(UnknownFormat, match=r"llama\.h5.*an HDF5 file"):
+        open_files(tmp_path / "llama.h5")
 
 
 def test_nothing_there_is_said_with_the_path(tmp_path: Path) -> None:
