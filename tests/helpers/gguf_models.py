@@ -88,6 +88,48 @@ def stacked(tensors: Tensors, *, fused: bool = False) -> Tensors:
     return out
 
 
+def gpt_oss(tensors: Tensors) -> Tensors:
+    """Return the tensors of a GPT-OSS checkpoint: gate and up apart, experts not transposed."""
+    out = {}
+    names = {**PLAIN, "post_attention_layernorm": "post_attention_norm", "mlp.router": "ffn_gate_inp"}
+    for name, tensor in tensors.items():
+        layer = name.split(".")[2] if name.count(".") > 2 else ""
+        leaf = name.rsplit(".", 1)[1]
+        if leaf == "sinks":
+            out[f"blk.{layer}.attn_sinks.weight"] = tensor
+        elif leaf.startswith("gate_up_proj"):
+            for n, part in enumerate(("gate", "up")):
+                ending, rows = ("bias", tensor) if leaf.endswith("bias") else ("weight", tensor.transpose(1, 2))
+                one = rows[:, n::2]
+                out[f"blk.{layer}.ffn_{part}_exps.{ending}"] = one
+        elif leaf.startswith("down_proj"):
+            ending, rows = ("bias", tensor) if leaf.endswith("bias") else ("weight", tensor.transpose(1, 2))
+            out[f"blk.{layer}.ffn_down_exps.{ending}"] = rows
+        else:
+            out |= translated({name: tensor}, names)
+    return out
+
+
+LATENT = {
+    **PLAIN, "self_attn.q_a_proj": "attn_q_a", "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.q_a_layernorm": "attn_q_a_norm", "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm", "self_attn.kv_b_proj": "attn_kv_b",
+    **{f"mlp.shared_experts.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
+}  # fmt: skip
+
+
+def latent_attention(saved: Tensors, *, heads: int, keys: int) -> Tensors:
+    """Return the tensors of a DeepSeek checkpoint, `keys` rows of each head being keys: split in two, transposed."""
+    biases = {name: t for name, t in saved.items() if name.endswith("correction_bias")}
+    tensors = stacked(translated({name: t for name, t in saved.items() if name not in biases}, LATENT))
+    for name in [name for name in tensors if name.endswith("attn_kv_b.weight")]:
+        both = tensors.pop(name)
+        rows = both.view(heads, -1, both.shape[1])
+        tensors[name.replace("kv_b", "k_b")] = rows[:, :keys].transpose(1, 2)
+        tensors[name.replace("kv_b", "v_b")] = rows[:, keys:]
+    return tensors | {f"blk.{name.split('.')[2]}.exp_probs_b.bias": t for name, t in biases.items()}
+
+
 def metadata_of(architecture: str, config: Any, **more: Any) -> dict[str, Any]:
     """Return what every converter writes of a configuration, and `more`, both below the architecture's name."""
     said = {

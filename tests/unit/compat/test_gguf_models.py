@@ -13,10 +13,11 @@ import torch
 import tensorferry
 from helpers.gguf_models import (
     GEMMA,
-    PLAIN,
     Tensors,
     checkpoint_of,
+    gpt_oss,
     interleaved,
+    latent_attention,
     metadata_of,
     stacked,
     tiny_llama,
@@ -153,27 +154,6 @@ def test_of_packed_experts_each_is_read_once(tmp_path: Path) -> None:
             assert equal_bits(state[name], torch.from_numpy(numbers)), name
 
 
-def gpt_oss(tensors: Tensors) -> Tensors:
-    out = {}
-    names = {**PLAIN, "post_attention_layernorm": "post_attention_norm", "mlp.router": "ffn_gate_inp"}
-    for name, tensor in tensors.items():
-        layer = name.split(".")[2] if name.count(".") > 2 else ""
-        leaf = name.rsplit(".", 1)[1]
-        if leaf == "sinks":
-            out[f"blk.{layer}.attn_sinks.weight"] = tensor
-        elif leaf.startswith("gate_up_proj"):
-            for n, part in enumerate(("gate", "up")):
-                ending, rows = ("bias", tensor) if leaf.endswith("bias") else ("weight", tensor.transpose(1, 2))
-                one = rows[:, n::2]
-                out[f"blk.{layer}.ffn_{part}_exps.{ending}"] = one
-        elif leaf.startswith("down_proj"):
-            ending, rows = ("bias", tensor) if leaf.endswith("bias") else ("weight", tensor.transpose(1, 2))
-            out[f"blk.{layer}.ffn_down_exps.{ending}"] = rows
-        else:
-            out |= translated({name: tensor}, names)
-    return out
-
-
 @pytest.mark.parametrize("kind", ["F32", "MXFP4", "Q8_0"])
 def test_gate_and_up_of_gpt_oss_alternate_again_and_are_transposed(kind: str, tmp_path: Path) -> None:
     model = tiny("GPT-OSS", intermediate_size=64)
@@ -197,20 +177,7 @@ def test_gate_and_up_of_gpt_oss_alternate_again_and_are_transposed(kind: str, tm
 def test_packed_latent_keys_are_transposed_into_their_part_of_each_head(tmp_path: Path) -> None:
     latent: dict[str, Any] = {"kv_lora_rank": 32, "qk_nope_head_dim": 32, "v_head_dim": 8}
     model = tiny("DeepSeek-V3", **latent)
-    names = {
-        **PLAIN, "self_attn.q_a_proj": "attn_q_a", "self_attn.q_b_proj": "attn_q_b",
-        "self_attn.q_a_layernorm": "attn_q_a_norm", "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
-        "self_attn.kv_a_layernorm": "attn_kv_a_norm", "self_attn.kv_b_proj": "attn_kv_b",
-        **{f"mlp.shared_experts.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
-    }  # fmt: skip
-    saved = checkpoint_of(model, tmp_path)
-    tensors = stacked(translated({n: t for n, t in saved.items() if not n.endswith("correction_bias")}, names))
-    for layer in ("0", "1"):
-        heads = tensors.pop(f"blk.{layer}.attn_kv_b.weight").view(4, 40, 32)
-        keys, values = heads[:, :32], heads[:, 32:]
-        tensors |= {f"blk.{layer}.attn_k_b.weight": keys.transpose(1, 2), f"blk.{layer}.attn_v_b.weight": values}
-    bias = "model.layers.1.mlp.gate.e_score_correction_bias"
-    tensors["blk.1.exp_probs_b.bias"] = saved[bias]
+    tensors = latent_attention(checkpoint_of(model, tmp_path), heads=4, keys=32)
     packed = {"attn_k_b.weight": "Q8_0", "attn_v_b.weight": "Q8_0"}
     file = write_gguf(tmp_path / "m.gguf", "deepseek2", {}, tensors, packed=packed)
     state = loaded(file, config=model.config).state_dict()
