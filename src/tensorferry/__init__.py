@@ -51,6 +51,7 @@ from tensorferry.errors import (
     UnknownFormat,
     UnsafeFile,
     UnsupportedDtype,
+    WriteError,
 )
 from tensorferry.problems import Problem, ProblemKind
 from tensorferry.report import Report
@@ -59,6 +60,7 @@ from tensorferry.verify import Verified, verify
 if TYPE_CHECKING:
     from tensorferry.api import load, plan
     from tensorferry.compat.transformers import load_model
+    from tensorferry.conversion import Conversion, convert
     from tensorferry.execute import Feeder
     from tensorferry.loaders import BaseModelLoader, DefaultModelLoader, get_model_loader, register_model_loader
     from tensorferry.modules.trace import stream_opaque, trace
@@ -75,6 +77,7 @@ __all__ = [
     "Checkpoint",
     "Concat",
     "ConfigError",
+    "Conversion",
     "CorruptFile",
     "Custom",
     "DefaultModelLoader",
@@ -115,6 +118,8 @@ __all__ = [
     "UnsafeFile",
     "UnsupportedDtype",
     "Verified",
+    "WriteError",
+    "convert",
     "get_model_loader",
     "load",
     "load_model",
@@ -128,8 +133,10 @@ __all__ = [
 
 _LAZY = {
     "BaseModelLoader": "tensorferry.loaders",
+    "Conversion": "tensorferry.conversion",
     "DefaultModelLoader": "tensorferry.loaders",
     "Feeder": "tensorferry.execute",
+    "convert": "tensorferry.conversion",
     "get_model_loader": "tensorferry.loaders",
     "load": "tensorferry.api",
     "load_model": "tensorferry.compat.transformers",

@@ -14,6 +14,7 @@ The tree; each class is also the nearest builtin, so ordinary ``except`` clauses
     ├── RuleError       (ValueError)         a naming rule is malformed or cannot be inverted
     ├── PlanError       (ValueError)         checkpoint and model do not fit; carries every problem
     ├── ReadError       (OSError)            bytes could not be read, or changed while they were read
+    ├── WriteError      (OSError)            a file could not be written: a full disk, or another who writes it
     └── FinalizeError   (RuntimeError)       something was left empty, on meta, or overflowed
 
 Every message names what is known of file, tensor and rank, what was expected and found, and what to do.
@@ -41,6 +42,7 @@ __all__ = [
     "UnknownFormat",
     "UnsafeFile",
     "UnsupportedDtype",
+    "WriteError",
     "shown",
 ]
 
@@ -98,6 +100,14 @@ class PlanError(TensorferryError, ValueError):
 
 class ReadError(TensorferryError, OSError):
     """Bytes could not be read whole, or their file changed while it was being read."""
+
+
+class WriteError(TensorferryError, OSError):
+    """A file could not be written whole, and nothing of it is left. ``errno`` is what the system said, if anything."""
+
+    def __init__(self, message: str, errno: int | None = None) -> None:
+        super().__init__(message)
+        self.errno = errno
 
 
 class FinalizeError(TensorferryError, RuntimeError):

@@ -14,11 +14,12 @@ import tensorferry
 from helpers.checkpoints import ar, write_safetensors
 from tensorferry.cli.inspecting import inspection
 from tensorferry.cli.main import app
+from tensorferry.conversion import Conversion
 from tensorferry.problems import Problem, ProblemKind
 from tensorferry.report import Report
 
 REFERENCE = Path(__file__).resolve().parent.parent.parent / "docs" / "reference"
-COMMANDS = ("inspect", "plan", "load", "verify")
+COMMANDS = ("inspect", "plan", "load", "convert", "verify")
 
 
 def section(page: str, title: str) -> str:
@@ -56,6 +57,11 @@ def test_the_keys_of_plan_are_listed() -> None:
 
 def test_the_keys_of_load_are_listed() -> None:
     assert sorted(first_column(section("json.md", "load"))) == sorted(f.name for f in fields(Report))
+
+
+def test_the_keys_of_convert_are_listed() -> None:
+    listed = first_column(section("json.md", "convert"))
+    assert sorted(set(listed) - {"as it is", "changed", "made"}) == sorted(f.name for f in fields(Conversion))
 
 
 def test_the_keys_of_verify_are_listed(checkpoint: Path) -> None:

@@ -15,7 +15,8 @@ from helpers.checkpoints import ar, write_safetensors
 from tensorferry.core import Transform
 
 PUBLIC = [
-    # opening, planning, loading, verifying
+    # opening, planning, loading, converting, verifying
+    "Conversion", "convert",
     "Checkpoint", "ReadOptions", "Report", "Strictness", "Verified", "load", "load_model", "open_checkpoint", "plan",
     "verify",
     # what a plan is made of, for models that declare their layout and names that differ
@@ -30,6 +31,7 @@ PUBLIC = [
     # what can be wrong
     "AccessDenied", "ConfigError", "CorruptFile", "FinalizeError", "FormatError", "LocateError", "PlanError", "Problem",
     "ProblemKind", "ReadError", "RuleError", "TensorferryError", "UnknownFormat", "UnsafeFile", "UnsupportedDtype",
+    "WriteError",
 ]  # fmt: skip
 
 

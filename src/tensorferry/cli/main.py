@@ -76,7 +76,7 @@ def _make_streams_usable() -> None:
 )
 @click.version_option(__version__, message="tensorferry %(version)s")
 def app() -> None:
-    """Inspect, plan, load, run and verify the weights of language models.
+    """Inspect, plan, load, run, convert and verify the weights of language models.
 
     PATH is a folder that holds a checkpoint, a weight file, or a shard index; for plan and load, also a name on the
     Hub, such as owner/model.
@@ -239,6 +239,46 @@ def run_command(
         _print_json({"prompt": ran.prompt, "text": ran.text, "tokens": ran.tokens, "report": report})
     else:
         _print(f"{ran.report}\n\n{ran.prompt}{ran.text}")
+
+
+@app.command("convert")
+@_on_a_checkpoint
+@click.argument("destination", type=click.Path(path_type=Path))
+@click.option("--to", metavar="FORMAT", default="safetensors", show_default=True, help="Or npcache, tensorizer.")
+@click.option("--dtype", metavar="TYPE", help="What floating-point tensors become, such as bfloat16.")
+@click.option("--max-shard-size", metavar="SIZE", default="5GB", show_default=True, help="Or 500MiB, or bytes.")
+@click.option("--names", metavar="WHICH", default="auto", show_default=True, help="Or hf, or keep for its own.")
+@_REVISION
+@click.option("--overwrite", is_flag=True, help="Replace what is at DESTINATION, at the end.")
+@click.option("--allow-lossy", is_flag=True, help="Let values overflow in a cast; they are counted.")
+@click.option("--allow-unknown", is_flag=True, help="Leave out tensors that no rule names.")
+@click.option("--no-verify", "verify", is_flag=True, flag_value=False, default=True, help="Do not read back.")
+@click.option("--sha256sums", is_flag=True, help="Write the digests of all files beside them.")
+@click.option("--dry-run", is_flag=True, help="Show what would be written, and write nothing.")
+@_QUIET
+def convert_command(
+    path: Path,
+    destination: Path,
+    as_json: bool,
+    allow_lossy: bool,
+    allow_unknown: bool,
+    quiet: bool,
+    opening: Mapping[str, Any],
+    **options: Any,
+) -> None:
+    """Write a checkpoint in another format, type or naming, to a folder or a file.
+
+    DESTINATION gets all of it or nothing, also where this is killed. GGUF and Mistral's own layout get the names of
+    transformers. Configuration, tokenizer and code go along.
+    """
+    from tensorferry.cli.converting import Asked, converted
+
+    asked = Asked(path, destination, allow_lossy, allow_unknown, options, opening)
+    account = converted(asked, _progress(quiet))
+    if as_json:
+        click.echo(account.to_json())
+    else:
+        _print(str(account))
 
 
 @app.command("verify")

@@ -12,10 +12,15 @@ _OPTIONS = {
     "ignore_patterns": "--ignore",
     "links_to": "--links-to",
     "auto_class": "--auto-class",
+    "max_shard_size": "--max-shard-size",
 }
 _PHRASES = {
     "pass trust_remote_code=True if": "load it from Python with trust_remote_code=True if",
     ", or allow it with Strictness(lossy='warn')": " (--dtype)",
+    "pass Strictness(lossy='warn')": "pass --allow-lossy",
+    "pass Strictness(unexpected='warn')": "pass --allow-unknown",
+    "with names='keep'": "with --names keep",
+    "with overwrite=True": "with --overwrite",
 }
 # A word of a sentence, not of a name or a path: those are quoted, or have dots and slashes around it.
 _WORD = re.compile(rf"(?<![\w./'\"-])({'|'.join(_OPTIONS)})(?![\w/'\"-]|\.\w)")
