@@ -29,6 +29,7 @@ LOADERS: Mapping[str, str] = MappingProxyType(
         "instanttensor": "tensorferry.loaders.third_party.instanttensor:InstantTensorLoader",
         "runai_streamer": "tensorferry.loaders.third_party.runai:RunaiLoader",
         "dummy": "tensorferry.loaders.dummy:DummyModelLoader",
+        "sharded_state": "tensorferry.loaders.sharded_state:ShardedStateLoader",
     }
 )
 """The loaders that come with tensorferry, as module and class; imported when one is first needed."""

@@ -14,9 +14,10 @@ from tensorferry.core.names import fold
 from tensorferry.core.target import Target, owner_of
 from tensorferry.errors import FinalizeError
 from tensorferry.modules.describe import places
+from tensorferry.modules.processed import noting_changes
 from tensorferry.numerics.memory import return_free_memory
 
-__all__ = ["Completion", "DerivesBuffers", "PostProcesses", "derive_buffers", "refuse_unfilled"]
+__all__ = ["Completion", "DerivesBuffers", "PostProcesses", "derive_buffers", "hooked_modules", "refuse_unfilled"]
 
 _RETURNED = 32 << 20  # bytes of parameters that hooks may have replaced, after which their memory is handed back
 
@@ -51,7 +52,7 @@ class Completion:
     def __init__(self, model: nn.Module, target: Target, expected: set[str], *, done: Iterable[str] = ()) -> None:
         self._waiting: dict[str, set[str]] = {}
         self._users: dict[str, list[str]] = defaultdict(list)
-        self._modules = {name: module for name, module in _children_first(model) if _hooks(module)}
+        self._modules = hooked_modules(model)
         self._inside: dict[str, list[str]] = {}
         self._processed: dict[str, None] = dict.fromkeys(done)
         self._freed = 0
@@ -89,7 +90,7 @@ class Completion:
         module = self._modules[name]
         self._freed += sum(p.nbytes for p in module.parameters(recurse=False) if p.device.type == "cpu")
         try:
-            with _keeping_attributes(module), _on_its_device(module):
+            with _keeping_attributes(module), noting_changes(module), _on_its_device(module):
                 for hook in _hooks(module):
                     hook()
         except Exception as error:
@@ -98,6 +99,11 @@ class Completion:
         if self._freed >= _RETURNED:
             self._freed = 0
             return_free_memory()
+
+
+def hooked_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the modules that post-process their weights, or whose `quant_method` does, by name, children first."""
+    return {name: module for name, module in _children_first(model) if _hooks(module)}
 
 
 def _names_in(prefix: str, module: nn.Module) -> list[str]:

@@ -1,0 +1,157 @@
+"""Whether a model is what a rank saved, and what it takes to be as it was saved. Touches no model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from tensorferry.core.boxes import Region, Shape
+from tensorferry.core.plan import Strictness
+from tensorferry.core.target import Slot, Target, TargetTensor
+from tensorferry.core.transforms import TensorSpec
+from tensorferry.errors import ConfigError, shown
+from tensorferry.formats.sharded_state_manifest import Manifest
+from tensorferry.loaders.saving import method_of
+from tensorferry.modules.describe import places
+
+__all__ = ["Restored", "misfits", "other_layout", "refuse_other_method", "restored", "sub_views"]
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a model takes to be as it was saved.
+
+    target: what has to be filled then. wanted: tensors that post-processing has changed, to type and shape, and whether
+    each is a buffer. removed: those that it has taken away.
+    """
+
+    target: Target
+    wanted: Mapping[str, tuple[TensorSpec, bool]]
+    removed: tuple[str, ...]
+
+
+def restored(target: Target, manifest: Manifest) -> Restored:
+    """Return what a model that is described by `target` and fits `manifest` takes to be as it was saved."""
+    changed, tensors = manifest.changed, manifest.tensors
+    gone = tuple(name for name in changed if name in target and name not in tensors)
+    kept = {
+        name: tensors[name].alone(name) if name in tensors and t.alias_of is None else _plain(t)
+        for name, t in target.items()
+        if name not in gone
+    }
+    added = {name: saved.alone(name) for name, saved in tensors.items() if name not in target}
+    wanted = {name: (saved.spec, saved.buffer) for name, saved in tensors.items() if name in changed}
+    return Restored(kept | added, wanted, gone)
+
+
+def _plain(tensor: TargetTensor) -> TargetTensor:
+    return tensor if tensor.alias_of is not None else TargetTensor.plain(tensor.name, tensor.dtype, tensor.shape)
+
+
+def refuse_other_method(model: nn.Module, manifest: Manifest, asked: str | None) -> None:
+    """Raise ConfigError where the state is of another quantization than the model, or than was `asked` for."""
+    if asked is not None and asked != manifest.quantization:
+        saved = shown(repr(manifest.quantization))
+        raise ConfigError(f"the state was saved with the quantization {saved}, and the load asks for {asked!r}")
+    holders = {name.rpartition(".")[0] for name in manifest.tensors}
+    for name, module in model.named_modules():
+        saved, now = manifest.methods.get(name, ""), method_of(module)
+        if saved != now and (name in manifest.methods or name in holders):
+            raise ConfigError(
+                f"{name or 'the model'} was saved with the quantization method {shown(saved) or 'none'}, and has"
+                f" {now or 'none'} here: build the model as it was saved"
+            )
+
+
+def misfits(model: nn.Module, target: Target, manifest: Manifest, strict: Strictness) -> list[str]:
+    """Return what of the model is not as it was saved, by name, with both sides."""
+    return [*_of_model(target, manifest, strict), *_of_state(model, target, manifest)]
+
+
+def _of_model(target: Target, manifest: Manifest, strict: Strictness) -> Iterator[str]:
+    for name, tensor in target.items():
+        if tensor.alias_of is not None:
+            continue
+        now = TensorSpec(tensor.dtype, tensor.shape)
+        saved = manifest.tensors.get(manifest.aliases.get(name, name))
+        before = manifest.changed.get(name)
+        forms = [form for form in (before, None if saved is None else saved.spec) if form is not None]
+        if not forms and strict.needs(name):
+            yield f"{name}: the state lacks it"
+        elif forms and now not in forms:
+            yield f"{name}: saved as {' and then '.join(map(_said, forms))}, the model has {_said(now)}"
+
+
+def _of_state(model: nn.Module, target: Target, manifest: Manifest) -> Iterator[str]:
+    modules = {name for name, _ in model.named_modules()}
+    for name in manifest.tensors:
+        added = name in manifest.changed and manifest.changed[name] is None
+        if name not in target and not (added and name.rpartition(".")[0] in modules):
+            yield f"{shown(name)}: the model lacks it"
+
+
+def _said(spec: TensorSpec) -> str:
+    return f"{spec.dtype} {list(spec.shape)}"
+
+
+def other_layout(target: Target, manifest: Manifest) -> str:
+    """Return what layers lay out otherwise than when they were saved, in one clause, or ""."""
+    for name, saved in manifest.tensors.items():
+        tensor = target.get(name)
+        if tensor is None or tensor.alias_of is not None or saved.slots is None or saved.shape != tensor.shape:
+            continue
+        for slot in dict.fromkeys((*saved.slots, *tensor.slots)):
+            one, other = (_window(slots.get(slot), saved.shape) for slots in (saved.slots, tensor.slots))
+            if one != other:
+                where = f"{shown(name)}[{shown(slot)}]" if slot else shown(name)
+                return f"{where} was saved as {_words(one)}, and is {_words(other)} here"
+    return ""
+
+
+_Window = tuple[Region, Shape, Region]
+
+
+def _window(slot: Slot | None, shape: Shape) -> _Window | None:
+    """Return which part of which tensor a slot is, in one of the ways to say it; None for no part at all."""
+    if slot is None or not slot.local.size:
+        return None
+    local, window = slot.local.seen_as(shape), slot.window.seen_as(slot.logical)
+    return local or slot.local, slot.logical, window or slot.window
+
+
+def _words(window: _Window | None) -> str:
+    if window is None:
+        return "no part of any tensor"
+    local, logical, part = window
+    return f"{list(part.box.start)} to {list(part.box.stop)} of {list(logical)} at {list(local.box.start)}"
+
+
+def sub_views(model: nn.Module) -> set[str]:
+    """Return the tensors that are a smaller part of the memory of another one, which states of vLLM leave out."""
+    memory: dict[tuple[torch.device, int], list[tuple[int, int, str]]] = {}
+    for place in places(model):
+        tensor = place.tensor
+        if place.persistent and tensor.device.type != "meta" and tensor.numel():
+            start = tensor.data_ptr()
+            key = (tensor.device, tensor.untyped_storage().data_ptr())
+            memory.setdefault(key, []).append((start, -(start + _extent(tensor)), place.name))
+    return {name for parts in memory.values() for name in _inner(sorted(parts))}
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()
+
+
+def _inner(parts: Iterable[tuple[int, int, str]]) -> Iterator[str]:
+    """Yield the names of those of `parts`, sorted by start and then by length, that lie in an earlier one."""
+    begin, end = -1, 0
+    for start, negative, name in parts:
+        stop = -negative
+        if stop <= end and (start, stop) != (begin, end):
+            yield name
+        elif stop > end:
+            begin, end = start, stop
