@@ -54,7 +54,8 @@ class Prepared:
     """A load that has been planned and not begun: what to fill, how, and what to tell of it.
 
     bytes_compared: read already, to find out whether tied tensors have equal values. hint: what may help, where
-    checkpoint and model do not fit.
+    checkpoint and model do not fit. processed: modules whose values come as their hooks leave them, so that these are
+    not run.
     """
 
     checkpoint: Checkpoint
@@ -67,6 +68,7 @@ class Prepared:
     seconds: Mapping[str, float] = field(default_factory=dict)
     bytes_compared: int = 0
     hint: str = ""
+    processed: tuple[str, ...] = ()
 
 
 def load(
@@ -218,7 +220,7 @@ def run(
     with timed(seconds, "schedule"), collector_paused():
         schedule = _lowered(made, options)
     parameters = Materialized(model, prepared.target, settled)
-    completion = Completion(model, prepared.target, {s.parameter for s in made.steps})
+    completion = Completion(model, prepared.target, {s.parameter for s in made.steps}, done=prepared.processed)
 
     def ready(name: str) -> None:
         parameters.release(name)
