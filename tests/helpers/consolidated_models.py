@@ -1,4 +1,4 @@
-"""Models of transformers in Meta's and Mistral's own layout, by names, row orders and cuts that are spelled out here."""
+"""Models of transformers in Meta's and Mistral's own layout, by names, row orders and cuts spelled out here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from helpers.checkpoints import write_index, write_safetensors
 from helpers.gguf_models import checkpoint_of
-from helpers.tiny_transformers import tiny
+from helpers.tiny_transformers import SIZES, tiny
 
 NAMES = {
     "model.embed_tokens": "tok_embeddings", "model.norm": "norm", "lm_head": "output",
@@ -27,18 +27,32 @@ CUT_BY_COLUMNS = ("wo", "w2")
 Tensors = dict[str, torch.Tensor]
 
 
-def tiny_mistral(**changes: Any) -> Any:
-    """Return a Mistral with a head size of its own and the sizes of the tiny Llama."""
+def tiny_llama(**changes: Any) -> Any:
+    """Return the tiny Llama with norms that differ, and no padding token."""
+    return varied(tiny("Llama", pad_token_id=None, **changes))
+
+
+def tiny_mixtral(**changes: Any) -> Any:
+    """Return the tiny Mixtral with norms that differ, and no padding token."""
+    return varied(tiny("Mixtral", pad_token_id=None, **changes))
+
+
+def tiny_mistral(kind: str = "Mistral", **changes: Any) -> Any:
+    """Return a Mistral, or another `kind` of it, with a head size of its own, a window and the sizes of `SIZES`."""
     import transformers
 
-    sizes = tiny("Llama").config
     torch.manual_seed(1)
-    config = transformers.MistralConfig(
-        vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64, **{"head_dim": 16, "sliding_window": 5, **changes},
-    )  # fmt: skip
-    assert sizes.hidden_size == config.hidden_size
-    return transformers.MistralForCausalLM(config).eval()
+    sizes = {**SIZES, "pad_token_id": None, "head_dim": 16, "sliding_window": 5, **changes}
+    return varied(getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**sizes)))
+
+
+def varied(model: Any) -> Any:
+    """Return `model` in eval mode, with norms that are not all ones, so that none can stand for another."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("norm.weight"):
+                parameter.copy_(torch.rand_like(parameter) + 0.5)
+    return model.eval()
 
 
 def native(model: Any, folder: Path) -> Tensors:

@@ -86,6 +86,13 @@ class Params:
             return value
         raise self._wrong(key, "true or false")
 
+    def word(self, key: str) -> str | None:
+        """Return text that can be a name: not empty, short, and printable."""
+        value = self.data.get(key)
+        if value is None or (isinstance(value, str) and 0 < len(value) <= 64 and value.isprintable()):
+            return value
+        raise self._wrong(key, "a word")
+
     def part(self, key: str) -> Params | None:
         """Return an inner object that is not empty."""
         value = self.data.get(key)

@@ -106,10 +106,10 @@ def _sizes(found: _Found) -> None:
         raise ConfigError(f"{params.where}: {shared:,} heads of keys for {heads:,} of queries")
     found.take("num_key_value_heads", shared, "inferred", heads)
     found.take("head_dim", params.size("head_dim"), "inferred", width // heads)
-    if found.config["head_dim"] % 2:
+    if found.config["head_dim"] < 2 or found.config["head_dim"] % 2:
         raise ConfigError(f"{params.where}: heads of {found.config['head_dim']:,} elements cannot be rotated in pairs")
     found.take("rms_norm_eps", params.number("norm_eps"), "assumed", 1e-5)
-    found.take("hidden_act", params.data.get("activation"), "assumed", "silu")
+    found.take("hidden_act", params.word("activation"), "assumed", "silu")
     _inner_width(found)
 
 

@@ -85,7 +85,7 @@ def naming(config: Mapping[str, Any], names: Iterable[str] | None = None) -> Nam
     given = list(names)
     _refuse_other_senses(given)
     stems = {re.sub(r"\.[0-9]+(?=\.)", ".0", name) for name in given}
-    older = _first_mixtral(sizes) if sizes.experts else ()
+    older = _first_mixtral(sizes) if "layers.0.block_sparse_moe.w1" in stems else ()
     return Naming(RuleSet(*(rule for rule in (*rules, *older) if _matches(rule, stems))))
 
 
