@@ -83,8 +83,8 @@ class FusedLlama(nn.Module):
             if leaf in FUSED:
                 name, part = name.replace(leaf, FUSED[leaf][0]), FUSED[leaf][1]
                 parameters[name].weight_loader(parameters[name], weight, part)  # type: ignore[attr-defined]
-            elif hasattr(parameters[name], "weight_loader"):
-                parameters[name].weight_loader(parameters[name], weight)
+            elif (load := getattr(parameters[name], "weight_loader", None)) is not None:
+                load(parameters[name], weight)
             else:
                 assert parameters[name].shape == weight.shape
                 parameters[name].data.copy_(weight)

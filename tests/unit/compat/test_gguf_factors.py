@@ -20,7 +20,7 @@ from tensorferry.core.transforms import Dequantize
 pytestmark = pytest.mark.transformers
 
 NVFP4 = gguf.GGMLQuantizationType.NVFP4
-SIZES = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
+SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
 MOE = {"expert_count": 12, "expert_used_count": 2, "expert_feed_forward_length": 64, "attention.key_length": 8}
 
 Packed = tuple[np.ndarray, torch.Tensor]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -139,7 +139,7 @@ def test_what_a_loader_computes_gets_whole_tensors_and_the_rest_is_planned(tmp_p
 
 
 @pytest.mark.parametrize("strategy", ["lazy", "eager", "prefetch"])
-def test_streaming_gives_the_same(strategy: str, tmp_path: Path) -> None:
+def test_streaming_gives_the_same(strategy: Literal["lazy", "eager", "prefetch"], tmp_path: Path) -> None:
     file, model = tiny_llama(tmp_path, changes=WIDE, packed=PACKED, more={"attention.key_length": 16})
     loader = get_model_loader(LoadConfig(load_format="gguf", own_loader="stream", strategy=strategy))
     got = loader.load_model(ModelConfig(str(file)), build=engine(model.config))
@@ -205,14 +205,16 @@ class Listening(nn.Module):
 def test_the_names_of_the_file_are_there_for_those_who_ask(options: dict[str, str], names: str, tmp_path: Path) -> None:
     file, _ = tiny_llama(tmp_path, changes=WIDE, packed=PACKED, more={"attention.key_length": 16})
     loader = get_model_loader(LoadConfig(load_format="gguf", options=options, own_loader="stream"))
-    model = loader.load_model(ModelConfig(str(file)), build=lambda _: Listening())
+    model = Listening()
+    loader.load_model(ModelConfig(str(file)), build=lambda _: model)
     assert model.seen[names] is (torch.uint8 if options else torch.float32)
 
 
 def test_an_architecture_that_is_not_known_keeps_the_names_of_the_file(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "m.gguf", "falcon", {}, {"blk.0.attn_q.weight": torch.zeros(4, 4)})
     loader = get_model_loader(LoadConfig(load_format="gguf", own_loader="stream"))
-    model = loader.load_model(ModelConfig(str(file)), build=lambda _: Listening())
+    model = Listening()
+    loader.load_model(ModelConfig(str(file)), build=lambda _: model)
     assert list(model.seen) == ["blk.0.attn_q.weight"]
 
 
