@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from helpers.checkpoints import ar, write_safetensors
+from helpers.third_party import need
 from tensorferry.errors import ConfigError
 from tensorferry.loaders import BaseModelLoader, LoadConfig, ModelConfig, get_model_loader
 from tensorferry.report import Report
@@ -187,3 +188,19 @@ class TestDummy(ModelLoaderConformance):
 
     def write(self, folder: Path) -> str:
         return str(folder)
+
+
+class TestFastsafetensors(TestSafetensors):
+    load_format = "fastsafetensors"
+
+    @pytest.fixture(autouse=True)
+    def _library(self) -> None:
+        need("fastsafetensors")
+
+
+class TestRunaiStreamer(TestSafetensors):
+    load_format = "runai_streamer"
+
+    @pytest.fixture(autouse=True)
+    def _library(self) -> None:
+        need("runai_streamer")
