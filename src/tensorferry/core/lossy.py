@@ -18,6 +18,9 @@ def changed_kind(name: str, source: DType, target: DType, strict: Strictness) ->
     """Return what is wrong with casting the entry `name` to `target`; None where it stays the same sort of number."""
     if cast_kind(source, target) is not Cast.CHANGES_KIND:
         return None
+    if target.kind is Kind.PACKED:
+        detail = f"{source} in the checkpoint, {target} in the model, which keeps blocks as they are: make it {source}"
+        return Problem(ProblemKind.LOSSY_DTYPE, name, detail)
     return _lossy(name, f"{source} in the checkpoint, {target} in the model: not the same sort of number", strict)
 
 

@@ -15,7 +15,7 @@ from tensorferry.core.lossy import changed_kind, unscaled
 from tensorferry.core.made import resolved
 from tensorferry.core.plan import Dropped, Plan, Step, Strictness
 from tensorferry.core.ruleset import COMMON_LEFTOVERS, Destination, RuleSet
-from tensorferry.core.steps import as_numbers, cut_block, dequantized, is_packed, is_placing, steps_of
+from tensorferry.core.steps import as_numbers, cut_block, cut_in_words, dequantized, is_packed, is_placing, steps_of
 from tensorferry.core.strays import Strays, listed, suggestions
 from tensorferry.core.target import Slot, Target, TargetTensor
 from tensorferry.core.transforms import Concat, Stack, TensorSpec, Transform
@@ -164,12 +164,12 @@ class _Planner:
             return
         if (lossy := changed_kind(entries[0].name, made.dtype, tensor.dtype, self.strict)) is not None:
             self.problems.append(lossy)
-        for step in steps_of(entries, tensor.name, slot, via, made.shape):
-            self.steps.append(dequantized(step) if numbers and step.via is None else step)
-            if (entry := cut_block(step)) is not None:
-                whole = f"whole blocks of {entry.dtype.block} {entry.dtype} elements"
-                detail = f"{tensor.name} would take a part that is not made of {whole}: split it elsewhere"
-                self.problems.append(Problem(ProblemKind.SHAPE, entry.name, detail))
+        for copy in steps_of(entries, tensor.name, slot, via, made.shape):
+            step = dequantized(copy) if numbers and copy.via is None else copy
+            self.steps.append(step)
+            if (cut := cut_block(step)) is not None:
+                detail = f"{tensor.name} would take {cut_in_words(cut)}: split it elsewhere"
+                self.problems.append(Problem(ProblemKind.SHAPE, cut.entry.name, detail))
 
     def _misshapen(self, entry: TensorEntry, tensor: TargetTensor, slot: Slot, found: Shape) -> None:
         whose = "the model expects" if slot.logical == tensor.shape else f"{tensor.name} expects"

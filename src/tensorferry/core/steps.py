@@ -22,7 +22,7 @@ from tensorferry.core.transforms import (
     Transpose,
 )
 
-__all__ = ["as_numbers", "cut_block", "dequantized", "is_packed", "is_placing", "steps_of"]
+__all__ = ["as_numbers", "cut_block", "cut_in_words", "dequantized", "is_packed", "is_placing", "steps_of"]
 
 
 def is_packed(entries: Sequence[TensorEntry]) -> bool:
@@ -44,8 +44,8 @@ def as_numbers(via: Transform | None, shape: Shape) -> Transform:
 
 def _moves_rows(step: Transform, shape: Shape) -> bool:
     match step:
-        case Permute(view, dims):
-            return dims[-1] == len(dims) - 1 and view[-1:] == shape[-1:]
+        case Permute():
+            return step.moves_rows(shape)
         case Transpose(dims):
             return dims[-1:] == (len(dims) - 1,)
         case _:
@@ -80,12 +80,27 @@ def dequantized(step: Step) -> Step:
     return step._replace(sources=(Source(entry, Region(entry.shape, box)),), via=Dequantize(), window=window)
 
 
-def cut_block(step: Step) -> TensorEntry | None:
-    """Return an entry of which the step would need a part of a block (of packed elements), if there is one."""
-    for entry, region in step.sources:
-        if entry.dtype.block > 1 and in_blocks(region, entry.dtype) is None:
-            return entry
+def cut_block(step: Step) -> Source | None:
+    """Return an input of which the step would need a part of a block (of packed elements), if there is one."""
+    for source in step.sources:
+        if source.entry.dtype.block > 1 and in_blocks(source.region, source.entry.dtype) is None:
+            return source
     return None
+
+
+def cut_in_words(cut: Source) -> str:
+    """Return what is wrong with taking a region that cuts through blocks.
+
+    >>> from tensorferry.core.dtypes import DTYPES
+    >>> entry = TensorEntry("w", DTYPES["Q8_0"], (2, 64), ())
+    >>> cut_in_words(Source(entry, Region((2, 64), Box((0, 0), (2, 48)))))
+    'columns 0 to 48 of 64, which are not whole blocks of 32 Q8_0 elements'
+    """
+    region, dtype = cut.region, cut.entry.dtype
+    part = "a part"
+    if region.view:
+        part = f"columns {region.box.start[-1]} to {region.box.stop[-1]} of {region.view[-1]}"
+    return f"{part}, which are not whole blocks of {dtype.block} {dtype} elements"
 
 
 def _part_of_blocks(entry: TensorEntry, slot: Slot, via: Transform) -> Region | None:

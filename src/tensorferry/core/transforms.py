@@ -133,7 +133,13 @@ class Permute:
         spec = _single(inputs, self.op)
         if prod(self.view) != prod(spec.shape) or sorted(self.dims) != list(range(len(self.view))):
             raise ValueError(f"permutes the view {self.view} by {self.dims}, but the tensor is {spec.shape}")
+        if is_blocks(spec.dtype) and not self.moves_rows(spec.shape):
+            raise ValueError(f"{spec.dtype} packs elements along the last dimension, which cannot be permuted")
         return spec
+
+    def moves_rows(self, shape: Shape) -> bool:
+        """Whether rows of a tensor of `shape` stay whole."""
+        return self.dims[-1:] == (len(self.dims) - 1,) and self.view[-1:] == shape[-1:]
 
     def pull(self, out: Box, inputs: Sequence[TensorSpec]) -> Sequence[Box]:
         shape = inputs[0].shape
@@ -180,7 +186,10 @@ class Add:
     value: float
 
     def infer(self, inputs: Sequence[TensorSpec]) -> TensorSpec:
-        return _single(inputs, self.op)
+        spec = _single(inputs, self.op)
+        if is_blocks(spec.dtype):
+            raise ValueError(f"adds to numbers, not to blocks of {spec.dtype}")
+        return spec
 
     def pull(self, out: Box, inputs: Sequence[TensorSpec]) -> Sequence[Box]:
         return [out]
@@ -291,6 +300,11 @@ class Custom:
 
     def to_json(self) -> dict[str, Any]:
         return {"op": self.op, "name": self.name, "dtype": dtype_to_json(self.output.dtype), "shape": self.output.shape}
+
+
+def is_blocks(dtype: DType) -> bool:
+    """Whether elements of the type have no bytes of their own, or are codes that only a decoder makes numbers of."""
+    return dtype.block > 1 or dtype.kind is Kind.PACKED
 
 
 def _alike(inputs: Sequence[TensorSpec], op: str) -> TensorSpec:

@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from tensorferry.core.target import Layout, Slot, Target, TargetTensor
 from tensorferry.errors import PlanError
+from tensorferry.modules.packed import PackedParameter
 from tensorferry.numerics.torch_dtypes import dtype_of, logical_shape
 
 __all__ = ["DeclaresSlots", "Place", "describe", "identity_of", "places"]
@@ -73,7 +74,7 @@ def describe(model: nn.Module) -> Target:
                 f"{place.name} has no shape yet, as {type(place.module).__name__} finds it out from its first input: "
                 "run the model once before loading, or give the module its sizes"
             )
-        dtype = dtype_of(tensor.dtype)
+        dtype = tensor.dtype_of_blocks if isinstance(tensor, PackedParameter) else dtype_of(tensor.dtype)
         shape = logical_shape(dtype, tuple(tensor.shape))
         owner = owners.setdefault(identity_of(tensor), place.name)
         if owner != place.name:
