@@ -32,6 +32,7 @@ from tensorferry.execute.base import Counters, Executor
 from tensorferry.execute.placing import refuse_unwritable
 from tensorferry.execute.threaded import ThreadedExecutor
 from tensorferry.formats.merge import same_values
+from tensorferry.formats.quantized_parts import QUANTIZED_BY
 from tensorferry.modules.adapters import Adapted, Derive, adapt
 from tensorferry.modules.describe import describe, places
 from tensorferry.modules.finalize import Completion, derive_buffers, refuse_unfilled
@@ -47,6 +48,10 @@ from tensorferry.verify import verify_files
 __all__ = ["Prepared", "load", "plan", "prepare", "refuse_misfit", "run"]
 
 logger = logging.getLogger(__name__)
+
+_BATCHES, _LEAST_READ = 32, 1 << 20
+"""Batches that a load is made of at least, so that threads share it evenly and little of a small one is staged at
+once; and bytes below which batches are not cut for that."""
 
 
 @dataclass(frozen=True)
@@ -133,17 +138,18 @@ def prepare(
     target: Target | None = None,
     rules: RuleSet | None = None,
     strict: Strictness | None = None,
+    adapted: Adapted | None = None,
 ) -> Prepared:
     """Describe `model`, settle names and ties, and plan. Touches nothing, raises no PlanError.
 
-    Given `target` or `rules` are taken as they are; without them, models of a known library are adapted. Raises
-    ConfigError for a model, rules or strictness that are none.
+    Given `target`, `rules` or `adapted` are taken as they are; without them, models of a known library are adapted.
+    Raises ConfigError for a model, rules or strictness that are none.
     """
     refuse_nonsense(model, rules, strict)
     seconds: dict[str, float] = {}
     compared = _Compared(checkpoint)
     with timed(seconds, "describe"):
-        how = _adapted(model, checkpoint, target, rules)
+        how = adapted or _adapted(model, checkpoint, target, rules)
     catalogue = checkpoint.catalogue if how.catalogue is None else how.catalogue
     with timed(seconds, "plan"), collector_paused():
         target, untied = settle_ties(catalogue, how.target, how.rules, compared)
@@ -249,7 +255,7 @@ def _lowered(made: Plan, options: ReadOptions) -> Schedule:
     return lower(
         made,
         max_gap=options.max_gap,
-        max_read=options.max_read,
+        max_read=min(options.max_read, max(_LEAST_READ, made.bytes_needed // _BATCHES)),
         max_staging=options.max_staging,
         waste=options.waste,
     )
@@ -326,8 +332,9 @@ def refuse_misfit(prepared: Prepared) -> None:
     except PlanError as error:
         checkpoint = prepared.checkpoint
         empty = "" if checkpoint.catalogue else "it has no tensors (vocabulary only?), "
-        hint = f"\n  {prepared.hint}" if prepared.hint else ""
-        raise PlanError(f"{shown(checkpoint.uri, 300)}: {empty}{error}{hint}", error.problems) from None
+        told = [note for note in checkpoint.catalogue.notes if note.startswith(QUANTIZED_BY)]
+        hints = "".join(f"\n  {hint}" for hint in (prepared.hint, *told) if hint)
+        raise PlanError(f"{shown(checkpoint.uri, 300)}: {empty}{error}{hints}", error.problems) from None
 
 
 def _devices(model: nn.Module) -> dict[str, int]:

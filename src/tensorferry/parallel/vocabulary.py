@@ -51,7 +51,7 @@ class VocabParallelEmbedding(ParallelLayer):
         """Return the embedding of each token, on every rank. Raises IndexError for ids past the last token."""
         if self.ranks.size == 1 and not self.added:
             return functional.embedding(ids, self.weight)
-        rows, mine = self._rows_of(ids)
+        rows, mine = self.rows_of(ids)
         found = functional.embedding(rows, self.weight)
         return self.ranks.sum(found.masked_fill_(~mine.unsqueeze(-1), 0))
 
@@ -64,7 +64,7 @@ class VocabParallelEmbedding(ParallelLayer):
         slot = part_slot(local, 0, (self.num_embeddings, *rest), self._known, 0)
         self.declare(parameter, local, Layout({"": slot}, default=0.0), dtype=dtype)
 
-    def _rows_of(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def rows_of(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return in which row of this rank each token is, and whether it is here at all; row 0 where not."""
         total = self.num_embeddings + self.added
         if ids.numel() and not ids.is_cuda and (int(ids.min()) < 0 or int(ids.max()) >= total):

@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from tensorferry.api import prepare, run
-from tensorferry.checkpoint import OpeningOptions, open_checkpoint, refuse_unknown_options
+from tensorferry.checkpoint import Checkpoint, OpeningOptions, open_checkpoint, refuse_unknown_options
 from tensorferry.compat.transformers import internals
+from tensorferry.compat.transformers.adapting import adapt
 from tensorferry.compat.transformers.configs import (
     ConfigFile,
     chosen_class,
@@ -21,13 +22,15 @@ from tensorferry.compat.transformers.configs import (
     loaded_config,
     refuse_impossible,
 )
+from tensorferry.compat.transformers.dividing import divide
 from tensorferry.compat.transformers.gguf_files import config_from_file, differences
 from tensorferry.compat.transformers.own_configs import brings_config, own_config
-from tensorferry.config import ReadOptions
+from tensorferry.config import ParallelConfig, ReadOptions
 from tensorferry.core.catalogue import Catalogue
 from tensorferry.core.plan import Strictness
 from tensorferry.errors import ConfigError, LocateError, shown
 from tensorferry.formats.download import local_path
+from tensorferry.modules.adapters import Adapted
 from tensorferry.modules.describe import places
 from tensorferry.modules.surroundings import usable_device
 from tensorferry.progress import SILENT, Progress, progress_of
@@ -52,6 +55,9 @@ def load_model(
     auto_class: type | str | None = None,
     config: Any = None,
     revision: str | None = None,
+    parallel: ParallelConfig | None = None,
+    group: torch.distributed.ProcessGroup | None = None,
+    replicated: bool = False,
     return_report: Literal[False] = False,
     **opening: Unpack[OpeningOptions],
 ) -> PreTrainedModel: ...
@@ -68,6 +74,9 @@ def load_model(
     auto_class: type | str | None = None,
     config: Any = None,
     revision: str | None = None,
+    parallel: ParallelConfig | None = None,
+    group: torch.distributed.ProcessGroup | None = None,
+    replicated: bool = False,
     return_report: Literal[True],
     **opening: Unpack[OpeningOptions],
 ) -> tuple[PreTrainedModel, Report]: ...
@@ -83,6 +92,9 @@ def load_model(
     auto_class: type | str | None = None,
     config: Any = None,
     revision: str | None = None,
+    parallel: ParallelConfig | None = None,
+    group: torch.distributed.ProcessGroup | None = None,
+    replicated: bool = False,
     return_report: bool = False,
     **opening: Unpack[OpeningOptions],
 ) -> PreTrainedModel | tuple[PreTrainedModel, Report]:
@@ -102,6 +114,9 @@ def load_model(
     one, or the name of either, where `architectures` is absent or another class is wanted. config: used instead of
     config.json, and compared with what a GGUF file or params.json says.
     trust_remote_code: run Python code that came with the checkpoint; without it, such a model is refused.
+    parallel: divide the model among ranks by the tensor- and expert-parallel plan of its class, and load this rank's
+    part; it is run by all ranks together. group: of torch.distributed, the ranks that share the model; by default all.
+    replicated: load a class without such a plan whole on every rank, instead of refusing it.
     strict, options, progress, opening: as in `tensorferry.load`. return_report: return (model, report) instead.
 
     Raises ConfigError and UnsafeFile for a configuration that cannot or must not be built, and what `load` raises.
@@ -120,7 +135,9 @@ def load_model(
             config=config,
             name=name,
         )
-        prepared = prepare(model, checkpoint, strict=strict)
+        prepared = prepare(
+            model, checkpoint, strict=strict, adapted=_divided(model, checkpoint, parallel, group, replicated)
+        )
         prepared = replace(prepared, notes=(*notes, *prepared.notes))
         report = run(model, prepared, device=device, progress=telling)
     built = cast("PreTrainedModel", model)
@@ -152,6 +169,23 @@ def build_model(
     model = build(kind, config, dtype)
     internals.adopt_generation_config(model, os.fspath(folder), trust_remote_code=trust_remote_code)
     return model, (*told, *notes)
+
+
+def _divided(
+    model: nn.Module,
+    checkpoint: Checkpoint,
+    parallel: ParallelConfig | None,
+    group: torch.distributed.ProcessGroup | None,
+    replicated: bool,
+) -> Adapted | None:
+    """Give `model` this rank's layers, and return how they are filled; None where it is not divided."""
+    if parallel is None or parallel == ParallelConfig():
+        return None
+    how = adapt(model, checkpoint.catalogue)
+    if how is None:
+        raise ConfigError(f"{type(model).__name__} is no model of transformers, so there is no plan to divide it by")
+    division = divide(model, parallel, group, replicated=replicated)
+    return replace(how, target=division.of(how.target))
 
 
 def _configured(

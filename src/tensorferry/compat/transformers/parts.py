@@ -1,0 +1,69 @@
+"""Which part of a whole parameter a rank has, for parameters that are cut where they are. Geometry alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from tensorferry.config import ParallelConfig
+from tensorferry.core.boxes import Box, Region, Shape
+from tensorferry.parallel import Ranks, even_part, placed_experts
+
+__all__ = ["Part", "cut_dim", "cut_experts", "cut_packed", "whole"]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A rank's part of a parameter.
+
+    region: what it has of the whole. shape: of its parameter. into: where in that the part lies; None for all of it.
+    default: value of what the part does not fill. nothing: whether that is all of it.
+    """
+
+    region: Region
+    shape: Shape
+    into: Region | None = None
+    default: float | None = None
+    nothing: bool = False
+
+    def rows(self, rows: range) -> Part:
+        """Return the part that has these of the first dimension of this one, which is whole."""
+        return _cut(self, 0, rows)
+
+
+def whole(parameter: torch.Tensor) -> Part:
+    """Return the part that is all of a parameter."""
+    shape = tuple(parameter.shape)
+    return Part(Region.whole(shape), shape)
+
+
+def cut_dim(part: Part, dim: int, ranks: Ranks, what: str) -> Part:
+    """Return the rank's share of dimension `dim`. Raises ConfigError where the ranks do not divide it."""
+    return _cut(part, dim, even_part(part.shape[dim], ranks.size, ranks.rank, what=f"{what}, dimension {dim}"))
+
+
+def cut_packed(part: Part, dim: int, ranks: Ranks, what: str) -> Part:
+    """Return the rank's share of each half of dimension `dim`, such as of gate and of up. Raises ConfigError."""
+    size = part.shape[dim]
+    mine = even_part(size // 2, ranks.size, ranks.rank, what=f"{what}, half of dimension {dim}")
+    view, box = part.region.view, part.region.box
+    start = (*box.start[:dim], 0, mine.start, *box.start[dim + 1 :])
+    stop = (*box.stop[:dim], 2, mine.stop, *box.stop[dim + 1 :])
+    halves = (*view[:dim], 2, size // 2, *view[dim + 1 :])
+    shape = (*part.shape[:dim], 2 * len(mine), *part.shape[dim + 1 :])
+    return replace(part, region=Region(halves, Box(start, stop)), shape=shape)
+
+
+def cut_experts(part: Part, parallel: ParallelConfig, what: str) -> Part:
+    """Return the rank's experts, which are numbered along the first dimension and dealt in blocks."""
+    mine = placed_experts(part.shape[0], parallel.ep_size, parallel.ep_rank)
+    return _cut(part, 0, range(mine[0], mine[-1] + 1))
+
+
+def _cut(part: Part, dim: int, mine: range) -> Part:
+    view, box = part.region.view, part.region.box
+    start, stop = list(box.start), list(box.stop)
+    start[dim], stop[dim] = mine.start, mine.stop
+    shape = (*part.shape[:dim], len(mine), *part.shape[dim + 1 :])
+    return replace(part, region=Region(view, Box(tuple(start), tuple(stop))), shape=shape)
