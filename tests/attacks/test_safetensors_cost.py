@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import struct
-import time
-import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from helpers.measuring import little_memory, little_time, refused
 from helpers.safetensors_bytes import EMPTY, NAME, catalogue, entry, st_file, with_metadata
 from tensorferry.errors import CorruptFile
 from tensorferry.formats.safetensors import MAX_TENSORS, SafetensorsFormat
@@ -64,27 +63,15 @@ BOMBS = {
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_refusing_a_bomb_reads_little_and_takes_little_memory(bomb: str, tmp_path: Path) -> None:
     BOMBS[bomb](tmp_path / NAME)
-    with LocalStorage(tmp_path) as storage:
-        file = storage.stat(NAME)
-        tracemalloc.start()
-        try:
-            with pytest.raises(CorruptFile, match=NAME):
-                SafetensorsFormat().catalogue(storage, file)
-            _, peak = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
-        assert storage.counters.bytes_read <= 7 << 20
-    assert peak <= 64 << 20
+    with little_memory():
+        assert refused(SafetensorsFormat(), tmp_path / NAME) <= 7 << 20
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_refusing_a_bomb_takes_little_time_of_the_processor(bomb: str, tmp_path: Path) -> None:
     BOMBS[bomb](tmp_path / NAME)
-    with LocalStorage(tmp_path) as storage:
-        file, before = storage.stat(NAME), time.process_time()
-        with pytest.raises(CorruptFile):
-            SafetensorsFormat().catalogue(storage, file)
-        assert time.process_time() - before < 1.0
+    with little_time():
+        refused(SafetensorsFormat(), tmp_path / NAME)
 
 
 def test_many_short_keys_of_metadata_are_refused_before_they_fill_the_memory(tmp_path: Path) -> None:
@@ -105,16 +92,8 @@ def test_a_fault_behind_50000_tensors_takes_under_64_mib(tmp_path: Path) -> None
     members = [f'"t{i}":{entry(offsets=f"[{i},{i + 1}]")}' for i in range(50_000)]
     content = st_file("{" + ",".join([*members, f'"z":{entry(offsets="[50001,50002]")}']) + "}", b"\0" * 50_002)
     (tmp_path / NAME).write_bytes(content)
-    with LocalStorage(tmp_path) as storage:
-        file = storage.stat(NAME)
-        tracemalloc.start()
-        try:
-            with pytest.raises(CorruptFile, match="hole: bytes 50000 to 50001"):
-                SafetensorsFormat().catalogue(storage, file)
-            _, peak = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
-    assert peak <= 64 << 20
+    with little_memory():
+        refused(SafetensorsFormat(), tmp_path / NAME, "hole: bytes 50000 to 50001")
 
 
 def test_a_long_header_full_of_spaces_is_read_to_its_end(tmp_path: Path) -> None:
@@ -131,15 +110,8 @@ def sound(count: int) -> str:
 def test_a_fault_behind_as_many_tensors_as_a_file_may_hold_is_found_cheaply(tmp_path: Path) -> None:
     header = "{" + sound(MAX_TENSORS - 1) + ',"last":{"dtype":"U8","shape":[2],"data_offsets":[0,1]}}'
     (tmp_path / NAME).write_bytes(struct.pack("<Q", len(header)) + header.encode())
-    with LocalStorage(tmp_path) as storage:
-        tracemalloc.start()
-        try:
-            with pytest.raises(CorruptFile, match="last"):
-                SafetensorsFormat().catalogue(storage, storage.stat(NAME))
-            _, peak = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
-    assert peak <= 64 << 20
+    with little_memory():
+        refused(SafetensorsFormat(), tmp_path / NAME, "last")
 
 
 def test_a_file_may_hold_so_many_tensors_and_no_more(tmp_path: Path) -> None:
