@@ -173,8 +173,10 @@ def _foreign(storage: Storage, listed: File, now: Sequence[Source]) -> Iterator[
             raise LocateError(
                 f"{shown(storage.uri, 300)}: {FOLDER}/ is stale: {shown(source.name)} is younger than it; {_HOW}"
             )
-    seen = f"younger than {_listed(source.name for source in now)}, with equal names, types and shapes"
-    why = f"taken for whole because it is {seen}" if now else "and there is nothing to compare it with"
+    why = "and there is nothing to compare it with"
+    if now:
+        files = _listed(source.name for source in now)
+        why = f"taken for whole because it is younger than {files}, with equal names, types and shapes"
     yield f"{FOLDER}/ has no {RECORD} that says what it was made of: {why}"
 
 

@@ -36,6 +36,10 @@ IndexReader = Callable[[File], dict[str, str]]
 
 _MAX_ABSENT = 100
 _ADVICE = "Fetch what is missing, or name the files to load with allow_patterns."
+_ADVICE_FOR = {
+    "npcache": " A NumPy cache is for torch files (.bin, .pt), whose tensors it makes files of plain bytes; those of"
+    " other formats lie as plain bytes already and would gain nothing."
+}
 _VARIANT = re.compile(r"[\w-]+")
 
 
@@ -43,10 +47,10 @@ _VARIANT = re.compile(r"[\w-]+")
 class Wanted:
     """What the caller asks for; checked when it is made.
 
-    load_format: auto, hf, safetensors, mistral, pt or gguf. subfolder: where in a recursive listing to look, "" for its
-    top. variant: the word in ``model.fp16.safetensors``. allow_patterns: shell patterns for file names; given, they
-    decide alone. ignore_patterns: files to leave out of everything. allow_pickle: whether auto and hf may fall back to
-    torch files (read without executing anything in them).
+    load_format: a key of `LOAD_FORMATS`. subfolder: where in a recursive listing to look, "" for its top. variant: the
+    word in ``model.fp16.safetensors``. allow_patterns: shell patterns for file names; given, they decide alone.
+    ignore_patterns: files to leave out of everything. allow_pickle: whether auto and hf may fall back to torch files
+    (read without executing anything in them).
     """
 
     load_format: str = "auto"
@@ -364,7 +368,7 @@ def _nothing(folder: Folder, wanted: Wanted) -> LocateError:
     kinds = ", ".join(family.label for family in families)
     asked = f" of variant {wanted.variant!r}" if wanted.variant else ""
     text = f"{folder.where}: no weights{asked} for load_format {wanted.load_format!r} ({kinds}). {folder.inventory()}"
-    return LocateError(f"{text}{folder.hint(families)}")
+    return LocateError(f"{text}{folder.hint(families)}{_ADVICE_FOR.get(wanted.load_format, '')}")
 
 
 def _is_plain(path: str) -> bool:

@@ -4,6 +4,7 @@ from tensorferry.config import LoadConfig, ModelConfig
 from tensorferry.loaders.base import BaseModelLoader, Build, NoOptions
 from tensorferry.loaders.default import DefaultModelLoader
 from tensorferry.loaders.dummy import DummyModelLoader
+from tensorferry.loaders.npcache import build_npcache
 from tensorferry.loaders.registry import get_model_loader, known_formats, register_model_loader
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "LoadConfig",
     "ModelConfig",
     "NoOptions",
+    "build_npcache",
     "get_model_loader",
     "known_formats",
     "register_model_loader",
