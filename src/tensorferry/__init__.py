@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from tensorferry.conversion import Conversion, convert
     from tensorferry.execute import Feeder
     from tensorferry.loaders import BaseModelLoader, DefaultModelLoader, get_model_loader, register_model_loader
+    from tensorferry.loaders.saving import save_sharded_state
     from tensorferry.modules.trace import stream_opaque, trace
 
 __version__ = "0.1.0"
@@ -126,6 +127,7 @@ __all__ = [
     "open_checkpoint",
     "plan",
     "register_model_loader",
+    "save_sharded_state",
     "stream_opaque",
     "trace",
     "verify",
@@ -142,6 +144,7 @@ _LAZY = {
     "load_model": "tensorferry.compat.transformers",
     "plan": "tensorferry.api",
     "register_model_loader": "tensorferry.loaders",
+    "save_sharded_state": "tensorferry.loaders.saving",
     "stream_opaque": "tensorferry.modules.trace",
     "trace": "tensorferry.modules.trace",
 }

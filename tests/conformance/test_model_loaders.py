@@ -190,6 +190,15 @@ class TestDummy(ModelLoaderConformance):
         return str(folder)
 
 
+class TestShardedState(ModelLoaderConformance):
+    load_format = "sharded_state"
+    options: Mapping[str, Any] = MappingProxyType({"post_processed": False})
+
+    def write(self, folder: Path) -> str:
+        write_safetensors(folder / "model-rank-0-part-0.safetensors", WEIGHTS)
+        return str(folder)
+
+
 class TestFastsafetensors(TestSafetensors):
     load_format = "fastsafetensors"
 

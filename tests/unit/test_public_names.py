@@ -27,7 +27,7 @@ PUBLIC = [
     "stream_opaque", "trace",
     # the Model Loader face
     "BaseModelLoader", "DefaultModelLoader", "LoadConfig", "ModelConfig", "ParallelConfig", "get_model_loader",
-    "register_model_loader",
+    "register_model_loader", "save_sharded_state",
     # what can be wrong
     "AccessDenied", "ConfigError", "CorruptFile", "FinalizeError", "FormatError", "LocateError", "PlanError", "Problem",
     "ProblemKind", "ReadError", "RuleError", "TensorferryError", "UnknownFormat", "UnsafeFile", "UnsupportedDtype",

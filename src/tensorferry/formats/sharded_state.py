@@ -22,7 +22,7 @@ from tensorferry.formats.sharded_state_names import (
 )
 from tensorferry.storage.base import File, Storage
 
-__all__ = ["join", "one_rank", "rank_catalogue", "read_all", "select_all", "select_rank", "select_state"]
+__all__ = ["join", "joined", "one_rank", "rank_catalogue", "read_all", "select_all", "select_rank", "select_state"]
 
 
 def select_state(storage: Storage, otherwise: Callable[[], Selection]) -> Selection:
@@ -188,20 +188,31 @@ def _refuse_other_tensors(manifest: Manifest, whole: Catalogue) -> None:
 
 
 def join(storage: Storage, selection: Selection, parts: Sequence[Catalogue]) -> Catalogue:
-    """Return the whole tensors that all ranks together hold; see `opening.LAYOUTS`.
+    """Return the whole tensors that all ranks together hold; see `opening.LAYOUTS` and `joined`."""
+    manifests = read_all(storage)
+    whole = joined(manifests, parts)
+    processed = dict.fromkeys(name or "the model" for m in manifests for name in m.post_processed or ())
+    if not processed:
+        return whole
+    named = ", ".join(map(shown, list(processed)[:3])) + (", …" if len(processed) > 3 else "")
+    note = f"saved after post-processing ({named}), which must not be run again: the loader sharded_state leaves it out"
+    return whole.replacing(whole.values(), notes=[note])
+
+
+def joined(manifests: Sequence[Manifest], parts: Sequence[Catalogue]) -> Catalogue:
+    """Return the whole tensors that ranks hold, of which `parts` are the files, rank by rank.
 
     A tensor of a layer that declares slots comes as one entry for each, called ``parameter[slot]``. Raises FormatError
     where the state cannot be put together, saying why.
     """
     left = list(parts)
     wholes: list[Catalogue] = []
-    manifests = read_all(storage)
     for manifest in manifests:
         count = len(manifest.parts)
         wholes.append(rank_catalogue(manifest, left[:count]))
         del left[:count]
     spans = [{name: _span(entry) for name, entry in whole.items()} for whole in wholes]
-    files = [file.path for file in selection.files]
+    files = [file for part in parts for file in part.files]
     return Catalogue(joined_entries(manifests, spans), format="sharded_state", files=files)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -21,23 +21,23 @@ from tensorferry.formats.sharded_state_manifest import Manifest, SavedTensor
 __all__ = ["other_types", "reshard_rules", "with_aliases"]
 
 
-def with_aliases(opened: Opened, manifests: Iterable[Manifest], target: Target) -> Opened:
+def with_aliases(opened: Opened, manifests: Sequence[Manifest], target: Target) -> Opened:
     """Return what was opened with entries for tensors that were saved as tied to others, and are not tied here."""
     aliases = {alias: owner for manifest in manifests for alias, owner in manifest.aliases.items()}
     needed = [a for a in aliases if a in target and target[a].alias_of is None]
     if not needed:
         return opened
-    by_parameter: dict[str, list[str]] = {}
+    catalogue = opened.catalogue
+    slots: dict[str, dict[str, None]] = {}
     for manifest in manifests:
-        for name in dict.fromkeys(aliases[alias] for alias in needed):
-            slots = manifest.tensors[name].slots if name in manifest.tensors else {}
-            by_parameter.setdefault(name, []).extend([""] if slots is None else slots)
-    entries = list(opened.catalogue.values())
+        for name, tensor in manifest.tensors.items():
+            slots.setdefault(name, {}).update(dict.fromkeys(tensor.slots or ()))
+    entries = list(catalogue.values())
     for alias in needed:
-        for slot in dict.fromkeys(by_parameter[aliases[alias]]):
-            entry = opened.catalogue.get(slot_name(aliases[alias], slot)) or opened.catalogue[aliases[alias]]
-            entries.append(replace(entry, name=slot_name(alias, slot)))
-    return replace(opened, catalogue=opened.catalogue.replacing(entries))
+        owner = aliases[alias]
+        named = [""] if owner in catalogue else slots[owner]
+        entries += [replace(catalogue[slot_name(owner, slot)], name=slot_name(alias, slot)) for slot in named]
+    return replace(opened, catalogue=catalogue.replacing(entries))
 
 
 def other_types(target: Target, manifests: Sequence[Manifest]) -> list[str]:
@@ -59,7 +59,8 @@ def reshard_rules(model: nn.Module, target: Target, manifests: Sequence[Manifest
         for name, tensor in manifest.tensors.items():
             for slot in tensor.slots if tensor.slots is not None else [""]:
                 saved.setdefault(name, {}).setdefault(slot, tensor)
-    saved |= {alias: saved[owner] for alias, owner in aliases.items() if alias in target and owner in saved}
+    untied = [a for a in aliases if a in target and target[a].alias_of is None]
+    saved |= {alias: saved[aliases[alias]] for alias in untied if aliases[alias] in saved}
     rules = [rule for name, slots in saved.items() for rule in _rules(model, target.get(name), name, slots, stage)]
     return RuleSet(*rules)
 

@@ -17,7 +17,7 @@ from tensorferry.core.target import Target, TargetTensor
 from tensorferry.errors import ConfigError, FormatError, LocateError, TensorferryError, shown
 from tensorferry.formats.file_names import is_side_file
 from tensorferry.formats.opening import Opened, open_selection
-from tensorferry.formats.sharded_state import rank_catalogue, read_all, select_all, select_rank
+from tensorferry.formats.sharded_state import joined, rank_catalogue, read_all, select_all, select_rank
 from tensorferry.formats.sharded_state_manifest import Manifest, read_manifest
 from tensorferry.formats.sharded_state_names import PartNames, Ranks, manifest_name, manifests_in, written_by_a_rank
 from tensorferry.loaders import building
@@ -149,7 +149,8 @@ class ShardedStateLoader(BaseModelLoader):
             raise ConfigError(f"{where}: {why}")
         try:
             manifests = read_all(storage)
-            opened = open_selection(storage, select_all(storage, manifests))
+            selection = select_all(storage, manifests)
+            opened = open_selection(storage, selection, merge=lambda _, __, parts: joined(manifests, parts))
         except (FormatError, LocateError) as error:
             raise ConfigError(f"{where}: {why}, and the state cannot be resharded: {error}") from error
         _refuse(storage, other_types(target, manifests))
