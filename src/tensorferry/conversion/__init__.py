@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensorferry.conversion.convert import convert
+from tensorferry.conversion.converting import convert
 from tensorferry.conversion.report import Conversion
 
 __all__ = ["Conversion", "convert"]

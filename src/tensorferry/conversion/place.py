@@ -176,5 +176,5 @@ def telling_of_the_disk(destination: Path, needed: int) -> Iterator[None]:
         if error.errno in _FULL:
             free = shutil.disk_usage(destination.parent).free
             lacking = f" ({human_bytes(needed)} are needed, {human_bytes(free)} are free)"
-        said = f"{shown(str(destination), 300)}: {error.strerror}{lacking}; what was written has been removed"
+        said = f"{shown(str(destination), 300)}: {error.strerror}{lacking}; nothing is left half written"
         raise WriteError(said, error.errno) from error
