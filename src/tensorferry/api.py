@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Unpack
@@ -211,8 +211,11 @@ def run(
     device: torch.device | str | None = None,
     executor: Executor | None = None,
     progress: Progress = SILENT,
+    watch: Callable[[], None] = lambda: None,
 ) -> Report:
     """Do what was planned: materialize, move the bytes, finalize; return the report.
+
+    watch: called whenever a parameter is whole; what it raises ends the load.
 
     Raises PlanError, and ConfigError for a `device` to which nothing would go, before anything is touched; ReadError
     and FinalizeError afterwards.
@@ -231,6 +234,7 @@ def run(
     def ready(name: str) -> None:
         parameters.release(name)
         completion.ready(name)
+        watch()
 
     where = shown(prepared.checkpoint.uri, 300)
     logger.info("loading %s: %s bytes to read", where, f"{schedule.bytes_read:,}")

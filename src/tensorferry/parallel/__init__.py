@@ -1,5 +1,6 @@
 """Layers that are divided among ranks: one declaration of who has what, from which everything else follows."""
 
+from tensorferry.parallel.agreement import Agreement
 from tensorferry.parallel.division import Heads, Placement, even_part, padded, placed_experts, split_heads
 from tensorferry.parallel.experts import FusedMoE, Routing, softmax_routing
 from tensorferry.parallel.groups import Ranks
@@ -15,6 +16,7 @@ from tensorferry.parallel.linear import (
 from tensorferry.parallel.vocabulary import ParallelLMHead, VocabParallelEmbedding
 
 __all__ = [
+    "Agreement",
     "ColumnParallelLinear",
     "FusedMoE",
     "FusedOrder",

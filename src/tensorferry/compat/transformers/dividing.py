@@ -14,21 +14,26 @@ from typing import Any
 import torch
 from torch import nn
 
+from tensorferry.checkpoint import Checkpoint
 from tensorferry.compat.transformers import expert_hooks
+from tensorferry.compat.transformers.adapting import adapt
 from tensorferry.compat.transformers.parts import Part, cut_dim, cut_experts, cut_packed, whole
 from tensorferry.config import ParallelConfig
-from tensorferry.core.dividing import divided
+from tensorferry.core import dividing as geometry
 from tensorferry.core.target import Target
 from tensorferry.errors import ConfigError
+from tensorferry.modules.adapters import Adapted
 from tensorferry.parallel import ColumnParallelLinear, Ranks, RowParallelLinear, VocabParallelEmbedding, split_heads
 
-__all__ = ["Division", "divide"]
+__all__ = ["Division", "divide", "divided", "ranks_of"]
 
 _GATHERED = ("colwise_gather_output", "colwise_rep")
 _SPLITTING = ("rowwise_split_input", "rowwise_rep")
 _SUMMED = ("moe_tp_experts", "all_reduce")
 _NOTHING = ("replicated_with_grad_allreduce", "mla_kv_a_proj", "replicate", "local_params")
 """Styles that change gradients, or what is a DTensor; a forward pass by itself needs nothing of them."""
+
+_SHOWN = 10
 
 _EXPERT_PARAMETERS, _EXPERTS = "grouped_gemm", ("ep_dispatch_experts", "moe_tp_experts")
 
@@ -45,6 +50,30 @@ class Division:
             name: tensor if (part := self.parts.get(name)) is None else _divided(tensor, part)
             for name, tensor in target.items()
         }
+
+
+def ranks_of(parallel: ParallelConfig, group: torch.distributed.ProcessGroup | None = None) -> Ranks:
+    """Return the ranks that share a model: tensor-parallel ones, or expert-parallel ones where these are more."""
+    if parallel.tp_size >= parallel.ep_size:
+        return Ranks(parallel.tp_size, parallel.tp_rank, group)
+    return Ranks(parallel.ep_size, parallel.ep_rank, group)
+
+
+def divided(
+    model: nn.Module,
+    checkpoint: Checkpoint,
+    parallel: ParallelConfig | None,
+    group: torch.distributed.ProcessGroup | None = None,
+    *,
+    replicated: bool = False,
+) -> Adapted | None:
+    """Divide `model`, which is on meta, and return how its rank's part is filled; None where it is not divided."""
+    if parallel is None or parallel == ParallelConfig():
+        return None
+    how = adapt(model, checkpoint.catalogue)
+    if how is None:
+        raise ConfigError(f"{type(model).__name__} is no model of transformers, so there is no plan to divide it by")
+    return replace(how, target=divide(model, parallel, group, replicated=replicated).of(how.target))
 
 
 def divide(
@@ -70,10 +99,22 @@ def divide(
             f"{type(model).__name__} has no {plan.kind}-parallel plan in this version of transformers: load it whole on"
             " every rank with replicated=True, or on one"
         )
-    dividing = _Dividing(model, plan, parallel, group)
+    dividing, problems = _Dividing(model, plan, parallel, group), []
     for name, module in list(model.named_modules()):
-        dividing.module(name, module)
+        try:
+            dividing.module(name, module)
+        except ConfigError as error:
+            problems.append(str(error))
+    if problems:
+        raise ConfigError(_undividable(model, problems))
     return Division(dividing.parts)
+
+
+def _undividable(model: nn.Module, problems: list[str]) -> str:
+    """Return what cannot be divided, in a line for each sort of it, numbers of layers folded."""
+    sorts = list(dict.fromkeys(_starred(problem) for problem in problems))
+    more = [f"and {len(sorts) - _SHOWN} more"] if len(sorts) > _SHOWN else []
+    return f"{type(model).__name__} cannot be divided so:\n  " + "\n  ".join((*sorts[:_SHOWN], *more))
 
 
 @dataclass(frozen=True)
@@ -236,8 +277,7 @@ class _Dividing:
                 part = replace(part, default=0.0, nothing=True)  # each rank would add it
             if part != whole(parameter):
                 self._cut(name, module, leaf, part)
-        ranks = self.ranks if self.ranks.size > 1 else Ranks(self.parallel.ep_size, self.parallel.ep_rank, self.group)
-        expert_hooks.sum_over_ranks(module, ranks)
+        expert_hooks.sum_over_ranks(module, ranks_of(self.parallel, self.group))
         if count is not None:
             expert_hooks.choose_own_experts(module, count, self.parallel)
 
@@ -290,7 +330,7 @@ def _divided(tensor: Any, part: Part) -> Any:
     if part.nothing:
         absent = frozenset(tensor.slots)
         return replace(tensor, shape=part.shape, slots={}, default=part.default, absent=absent)
-    return replace(divided(tensor, part.region, part.shape, into=part.into), default=part.default)
+    return replace(geometry.divided(tensor, part.region, part.shape, into=part.into), default=part.default)
 
 
 def _starred(name: str) -> str:

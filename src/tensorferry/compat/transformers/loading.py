@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, overload
@@ -11,10 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, overload
 import torch
 from torch import nn
 
-from tensorferry.api import prepare, run
-from tensorferry.checkpoint import Checkpoint, OpeningOptions, open_checkpoint, refuse_unknown_options
+from tensorferry.api import prepare, refuse_misfit, run
+from tensorferry.checkpoint import OpeningOptions, open_checkpoint, refuse_unknown_options
 from tensorferry.compat.transformers import internals
-from tensorferry.compat.transformers.adapting import adapt
 from tensorferry.compat.transformers.configs import (
     ConfigFile,
     chosen_class,
@@ -22,7 +22,7 @@ from tensorferry.compat.transformers.configs import (
     loaded_config,
     refuse_impossible,
 )
-from tensorferry.compat.transformers.dividing import divide
+from tensorferry.compat.transformers.dividing import divided, ranks_of
 from tensorferry.compat.transformers.gguf_files import config_from_file, differences
 from tensorferry.compat.transformers.own_configs import brings_config, own_config
 from tensorferry.config import ParallelConfig, ReadOptions
@@ -30,9 +30,9 @@ from tensorferry.core.catalogue import Catalogue
 from tensorferry.core.plan import Strictness
 from tensorferry.errors import ConfigError, LocateError, shown
 from tensorferry.formats.download import local_path
-from tensorferry.modules.adapters import Adapted
 from tensorferry.modules.describe import places
 from tensorferry.modules.surroundings import usable_device
+from tensorferry.parallel import Agreement
 from tensorferry.progress import SILENT, Progress, progress_of
 from tensorferry.report import Report
 
@@ -124,22 +124,26 @@ def load_model(
     refuse_unknown_options(load_model, opening)
     telling, device = progress_of(progress), usable_device(device)
     name, path = os.fspath(path), local_path(path, revision=revision, **opening)
-    with open_checkpoint(path, options=options, **opening) as checkpoint:
-        model, notes = build_model(
-            path,
-            checkpoint.catalogue,
-            subfolder=opening.get("subfolder"),
-            dtype=dtype,
-            trust_remote_code=trust_remote_code,
-            auto_class=auto_class,
-            config=config,
-            name=name,
-        )
-        prepared = prepare(
-            model, checkpoint, strict=strict, adapted=_divided(model, checkpoint, parallel, group, replicated)
-        )
-        prepared = replace(prepared, notes=(*notes, *prepared.notes))
-        report = run(model, prepared, device=device, progress=telling)
+    ranks = Agreement(ranks_of(parallel or ParallelConfig(), group), group)
+    with ExitStack() as until_loaded:
+        with ranks.together():
+            checkpoint = until_loaded.enter_context(open_checkpoint(path, options=options, **opening))
+            model, notes = build_model(
+                path,
+                checkpoint.catalogue,
+                subfolder=opening.get("subfolder"),
+                dtype=dtype,
+                trust_remote_code=trust_remote_code,
+                auto_class=auto_class,
+                config=config,
+                name=name,
+            )
+            how = divided(model, checkpoint, parallel, group, replicated=replicated)
+            prepared = prepare(model, checkpoint, strict=strict, adapted=how)
+            prepared = replace(prepared, notes=(*notes, *prepared.notes))
+            refuse_misfit(prepared)
+        with ranks.together():
+            report = run(model, prepared, device=device, progress=telling, watch=ranks.watch)
     built = cast("PreTrainedModel", model)
     return (built, report) if return_report else built
 
@@ -169,23 +173,6 @@ def build_model(
     model = build(kind, config, dtype)
     internals.adopt_generation_config(model, os.fspath(folder), trust_remote_code=trust_remote_code)
     return model, (*told, *notes)
-
-
-def _divided(
-    model: nn.Module,
-    checkpoint: Checkpoint,
-    parallel: ParallelConfig | None,
-    group: torch.distributed.ProcessGroup | None,
-    replicated: bool,
-) -> Adapted | None:
-    """Give `model` this rank's layers, and return how they are filled; None where it is not divided."""
-    if parallel is None or parallel == ParallelConfig():
-        return None
-    how = adapt(model, checkpoint.catalogue)
-    if how is None:
-        raise ConfigError(f"{type(model).__name__} is no model of transformers, so there is no plan to divide it by")
-    division = divide(model, parallel, group, replicated=replicated)
-    return replace(how, target=division.of(how.target))
 
 
 def _configured(
