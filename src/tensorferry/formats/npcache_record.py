@@ -44,10 +44,11 @@ NAMES = "weight_names.json"
 RECORD = "tensorferry.json"
 """What is ours: the types, and the files that the cache was made of."""
 
-MAX_TENSORS = 131_072
+MAX_TENSORS = 65_536
 """Tensors that a cache may hold, so that refusing one stays cheap."""
 
 _VERSION = 1
+_KEYS = ("format", "version", "sources", "metadata", "tensors")
 _MAX_NAMES = 8 << 20
 _MAX_RECORD = 32 << 20
 _MEMBER_LIMIT = 1 << 20
@@ -140,8 +141,8 @@ def read_record(storage: Storage, file: File) -> Record:
     tensors: dict[str, Held] | None = None
     rest: dict[str, Any] = {}
     for key, value in stream.members(limit=_MEMBER_LIMIT, descend="tensors"):
-        if key in rest:
-            raise CorruptFile(f"{what}: duplicate key {shown(key)!r}")
+        if key in rest or key not in _KEYS:
+            raise CorruptFile(f"{what}: {'duplicate' if key in rest else 'unknown'} key {shown(key)!r}")
         rest[key] = value
         if key == "tensors":
             tensors = _tensors(stream, what)
