@@ -16,11 +16,14 @@ from typing import NamedTuple
 
 import torch
 
+from tensorferry.core.plan import Plan
 from tensorferry.core.schedule import Batch, Read, Schedule, Task
+from tensorferry.core.steps import is_packed
 from tensorferry.execute.base import Counters, OnReady, Parameters, Remaining
 from tensorferry.execute.blame import reading_for
 from tensorferry.execute.placing import in_place, perform
 from tensorferry.execute.staging import Staging
+from tensorferry.numerics.dequantize import foresee
 from tensorferry.numerics.memory import bytes_of
 from tensorferry.progress import SILENT, Progress
 from tensorferry.storage.base import Storage
@@ -46,6 +49,7 @@ class ThreadedExecutor:
     ) -> Counters:
         """Fill `parameters`; see `Executor`. `parameters` is looked up from several threads."""
         run = _Run(schedule, storage, parameters)
+        foresee(_elements_decoded(schedule.plan))
         progress.start(schedule.bytes_read, "weights")
         pool = ThreadPoolExecutor(self.threads, thread_name_prefix="tensorferry")
         try:
@@ -85,6 +89,10 @@ class ThreadedExecutor:
             pool.submit(run.work, number).add_done_callback(run.finished.put)
         while waiting:
             settle()
+
+
+def _elements_decoded(plan: Plan) -> int:
+    return sum(s.into.size for s in plan.steps if s.via is not None and is_packed([one.entry for one in s.sources]))
 
 
 @dataclass

@@ -19,7 +19,7 @@ from tensorferry.numerics.casts import Loss, copy_counting, writing
 from tensorferry.numerics.gguf import codebooks, flat, levels, nested, ternary
 from tensorferry.numerics.gguf.families import FAMILY
 
-__all__ = ["decode_into", "decoders", "dequantize", "device_fill", "kernel_of"]
+__all__ = ["decode_into", "decoders", "dequantize", "device_fill", "foresee", "kernel_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -42,16 +42,20 @@ _SLICE_ELSEWHERE = 1 << 22
 """Elements decoded at once: few enough that what a decoder needs on the way stays in the cache of a CPU, and is
 small beside what is staged; other devices start a kernel for each operation, and take more at once."""
 
-_WORTH = {"cpu": 1 << 24, "cuda": 1 << 28}
+_WORTH = {"cpu": 1 << 28, "cuda": 1 << 28}
 """For each type of device that has compiled decoders, the elements that a process decodes in torch before it starts
-those: numba takes a second and 120 MB, and Triton a second and a C compiler, which a few tensors of a tiny model are
-not worth."""
+those, unless it is told of more: numba takes 0.6 s and 106 MB, as long as decoding so many in torch; Triton a second
+and a C compiler."""
 
 
 class _Meter:
-    """How many elements were decoded in torch, by type of device; threads may lose some of each other's."""
+    """How many elements were decoded in torch, by type of device; threads may lose some of each other's.
+
+    foreseen: most elements of one load, past or present.
+    """
 
     elements: Mapping[str, int] = {}
+    foreseen = 0
 
     @classmethod
     def count(cls, out: torch.Tensor) -> None:
@@ -60,7 +64,12 @@ class _Meter:
 
     @classmethod
     def is_worth(cls, kind: str) -> bool:
-        return kind in _WORTH and cls.elements.get(kind, 0) >= _WORTH[kind]
+        return kind in _WORTH and max(cls.foreseen, cls.elements.get(kind, 0)) >= _WORTH[kind]
+
+
+def foresee(elements: int) -> None:
+    """Say how many elements a load will decode: for many, compiled decoders are started at once."""
+    _Meter.foreseen = max(_Meter.foreseen, elements)
 
 
 def dequantize(dtype: DType, packed: torch.Tensor) -> torch.Tensor:

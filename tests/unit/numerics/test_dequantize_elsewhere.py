@@ -93,6 +93,7 @@ def test_kernels_are_started_once_they_are_worth_it(
 ) -> None:
     monkeypatch.setattr(module, "_WORTH", {"cpu": 300})
     monkeypatch.setattr(module._Meter, "elements", {})
+    monkeypatch.setattr(module._Meter, "foreseen", 0)
     for _ in range(4):
         decode_into(Q8_0, packed_of(2, 2), torch.zeros(2, 64))
     assert len(as_on_a_gpu) == 1

@@ -13,7 +13,7 @@ from tensorferry.core.dtypes import DTYPES, DType
 from tensorferry.errors import UnsupportedDtype
 from tensorferry.numerics import dequantize as module
 from tensorferry.numerics.casts import Loss
-from tensorferry.numerics.dequantize import decode_into, decoders, dequantize, kernel_of
+from tensorferry.numerics.dequantize import decode_into, decoders, dequantize, foresee, kernel_of
 
 TYPES = sorted(decoders())
 FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -139,12 +139,27 @@ def test_numba_starts_once_it_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(module, "kernel_of", used.append)
     monkeypatch.setattr(module, "_WORTH", {"cpu": 300})
     monkeypatch.setattr(module._Meter, "elements", {})
+    monkeypatch.setattr(module._Meter, "foreseen", 0)
     counts = []
     for _ in range(5):
         decode_into(DTYPES["Q8_0"], packed_of(DTYPES["Q8_0"], 4), torch.zeros(4, 32, dtype=torch.bfloat16))
         counts.append(len(used))
     assert counts[:3] == [0, 0, 0]
     assert counts[4] > 0
+
+
+def test_numba_starts_at_once_where_so_much_is_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[str] = []
+    monkeypatch.setattr(module, "kernel_of", used.append)
+    monkeypatch.setattr(module, "_WORTH", {"cpu": 300})
+    monkeypatch.setattr(module._Meter, "elements", {})
+    monkeypatch.setattr(module._Meter, "foreseen", 0)
+    foresee(299)
+    decode_into(DTYPES["Q8_0"], packed_of(DTYPES["Q8_0"], 1), torch.zeros(1, 32))
+    assert used == []
+    foresee(300)
+    decode_into(DTYPES["Q8_0"], packed_of(DTYPES["Q8_0"], 1), torch.zeros(1, 32))
+    assert used[0] == "Q8_0"
 
 
 def test_a_numba_that_cannot_be_imported_is_done_without(
