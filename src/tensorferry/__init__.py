@@ -64,7 +64,9 @@ if TYPE_CHECKING:
     from tensorferry.execute import Feeder
     from tensorferry.loaders import BaseModelLoader, DefaultModelLoader, get_model_loader, register_model_loader
     from tensorferry.loaders.saving import save_sharded_state
+    from tensorferry.modules.packed import PackedParameter, keep_packed, packed_types
     from tensorferry.modules.trace import stream_opaque, trace
+    from tensorferry.numerics.packed import PackedTensor
 
 __version__ = "0.1.0"
 
@@ -93,6 +95,8 @@ __all__ = [
     "LoadConfig",
     "LocateError",
     "ModelConfig",
+    "PackedParameter",
+    "PackedTensor",
     "ParallelConfig",
     "Part",
     "Permute",
@@ -122,9 +126,11 @@ __all__ = [
     "WriteError",
     "convert",
     "get_model_loader",
+    "keep_packed",
     "load",
     "load_model",
     "open_checkpoint",
+    "packed_types",
     "plan",
     "register_model_loader",
     "save_sharded_state",
@@ -138,10 +144,14 @@ _LAZY = {
     "Conversion": "tensorferry.conversion",
     "DefaultModelLoader": "tensorferry.loaders",
     "Feeder": "tensorferry.execute",
+    "PackedParameter": "tensorferry.modules.packed",
+    "PackedTensor": "tensorferry.numerics.packed",
     "convert": "tensorferry.conversion",
     "get_model_loader": "tensorferry.loaders",
+    "keep_packed": "tensorferry.modules.packed",
     "load": "tensorferry.api",
     "load_model": "tensorferry.compat.transformers",
+    "packed_types": "tensorferry.modules.packed",
     "plan": "tensorferry.api",
     "register_model_loader": "tensorferry.loaders",
     "save_sharded_state": "tensorferry.loaders.saving",

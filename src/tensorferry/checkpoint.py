@@ -6,10 +6,11 @@ import os
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, overload
 
 from tensorferry.config import Folders, ReadOptions, folders
 from tensorferry.core.catalogue import Catalogue, TensorEntry, refuse_unknown
+from tensorferry.core.dtypes import Kind
 from tensorferry.core.names import nearest
 from tensorferry.errors import AccessDenied, ConfigError, LocateError, PlanError, shown
 from tensorferry.formats.base import Selection
@@ -19,7 +20,13 @@ from tensorferry.storage.base import Storage, SupportsMap
 if TYPE_CHECKING:
     import torch
 
+    from tensorferry.numerics.packed import PackedTensor
+
 __all__ = ["Checkpoint", "OpeningOptions", "open_checkpoint", "refuse_unknown_options"]
+
+
+Names = Collection[str] | Callable[[str], bool]
+"""Which entries: by name, or those for whose name a function returns true."""
 
 
 class OpeningOptions(TypedDict, total=False):
@@ -66,9 +73,19 @@ class Checkpoint:
         """Where the checkpoint is, in words."""
         return self.storage.uri
 
+    @overload
     def tensors(
-        self, names: Collection[str] | Callable[[str], bool] | None = None, *, mapped: bool = False
-    ) -> Generator[tuple[str, torch.Tensor], None, None]:
+        self, names: Names | None = None, *, mapped: bool = False, packed: Literal[False] = False
+    ) -> Generator[tuple[str, torch.Tensor], None, None]: ...
+
+    @overload
+    def tensors(
+        self, names: Names | None = None, *, mapped: bool = False, packed: bool
+    ) -> Generator[tuple[str, torch.Tensor | PackedTensor], None, None]: ...
+
+    def tensors(
+        self, names: Names | None = None, *, mapped: bool = False, packed: bool = False
+    ) -> Generator[tuple[str, Any], None, None]:
         """Yield (name, tensor) in storage order, as models' ``load_weights`` take them.
 
         names: only these, or those for which it returns true; what is left out is not read. Tensors own their
@@ -77,6 +94,9 @@ class Checkpoint:
 
         mapped: yield views of the mapped files instead, which share their pages with other processes and are read
         when they are looked at. They must not be written to, and a file that is truncated meanwhile kills the process.
+
+        packed: yield a `PackedTensor`, which knows its type and its shape in elements, for each entry of a packed type,
+        and tensors as ever for the others.
 
         Raises PlanError for a name that is not there, UnsupportedDtype for a type that is not known and ConfigError
         where the storage cannot map, all at once; ReadError while reading, or at the end where a file changed
@@ -88,20 +108,28 @@ class Checkpoint:
         chosen = self._chosen(names)
         refuse_unknown(chosen)
         if not mapped:
-            return self._checked(stream(self.storage, chosen, self.options))
+            return self._checked(stream(self.storage, chosen, self.options), packed)
         if not isinstance(self.storage, SupportsMap):
             raise ConfigError(f"files of {self.uri} cannot be mapped: read them")
-        return self._checked(map_all(self.storage, chosen))
+        return self._checked(map_all(self.storage, chosen), packed)
 
-    def read(self, name: str) -> torch.Tensor:
+    @overload
+    def read(self, name: str, *, packed: Literal[False] = False) -> torch.Tensor: ...
+
+    @overload
+    def read(self, name: str, *, packed: bool) -> torch.Tensor | PackedTensor: ...
+
+    def read(self, name: str, *, packed: bool = False) -> torch.Tensor | PackedTensor:
         """Return the values of one entry in memory of their own, in the checkpoint's dtype.
 
-        Raises PlanError where there is no such entry, UnsupportedDtype where its type is not known here, ReadError.
+        packed: as in `tensors`. Raises PlanError where there is no such entry, UnsupportedDtype where its type is not
+        known here, ReadError.
         """
         from tensorferry.execute.simple import read_entry
 
         (entry,) = self._chosen([name])
-        return read_entry(self.storage, entry)
+        values = read_entry(self.storage, entry)
+        return _with_type(entry, values) if packed else values
 
     def close(self) -> None:
         """Release the files; idempotent. The catalogue stays."""
@@ -116,11 +144,16 @@ class Checkpoint:
     def __repr__(self) -> str:
         return f"<Checkpoint {shown(self.uri, 300)}: {self.catalogue!r}>"
 
-    def _checked(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> Generator[tuple[str, torch.Tensor], None, None]:
-        yield from tensors
+    def _checked(
+        self, tensors: Iterator[tuple[str, torch.Tensor]], packed: bool
+    ) -> Generator[tuple[str, torch.Tensor | PackedTensor], None, None]:
+        if packed:
+            yield from ((name, _with_type(self.catalogue[name], values)) for name, values in tensors)
+        else:
+            yield from tensors
         self.storage.check_unchanged()
 
-    def _chosen(self, names: Collection[str] | Callable[[str], bool] | None) -> Sequence[TensorEntry]:
+    def _chosen(self, names: Names | None) -> Sequence[TensorEntry]:
         entries = list(self.catalogue.values())
         if names is None:
             return entries
@@ -139,6 +172,12 @@ class Checkpoint:
             hint = f"; did you mean {', '.join(map(shown, near))}?" if near else ""
             raise PlanError(f"{self.uri} holds no tensor {shown(name)!r}{hint}")
         return [e for e in entries if e.name in wanted]
+
+
+def _with_type(entry: TensorEntry, values: torch.Tensor) -> torch.Tensor | PackedTensor:
+    from tensorferry.numerics.packed import PackedTensor
+
+    return PackedTensor(values, entry.dtype) if entry.dtype.kind is Kind.PACKED else values
 
 
 def open_checkpoint(

@@ -63,3 +63,46 @@ def test_a_split_file_loads_from_any_of_its_parts(tmp_path: Path) -> None:
     for name in ("m-00001-of-00002.gguf", "m-00002-of-00002.gguf"):
         state = tensorferry.load_model(tmp_path / name).state_dict()
         assert [n for n, t in model.state_dict().items() if not torch.equal(state[n], t)] == []
+
+
+class RowParallel(torch.nn.Module):
+    """The columns of one rank of `size`, packed or not."""
+
+    def __init__(self, columns: int, rank: int, size: int, *, packed: bool) -> None:
+        super().__init__()
+        part, shape = columns // size, (2, columns // size)
+        weight = torch.nn.Parameter(torch.empty(shape))
+        self.weight = tensorferry.PackedParameter.empty("Q8_0", shape, device="meta") if packed else weight
+        window = tensorferry.Region((2, columns), tensorferry.Box((0, rank * part), (2, (rank + 1) * part)))
+        self.slot = tensorferry.Slot(tensorferry.Region.whole(shape), (2, columns), window)
+
+    def tensor_slots(self) -> dict[str, dict[str, tensorferry.Slot]]:
+        return {"weight": {"": self.slot}}
+
+
+def q8_0_file(folder: Path, columns: int) -> Path:
+    values = torch.linspace(-1, 1, 2 * columns).view(2, columns)
+    return write_gguf(folder / "m.gguf", "llama", {}, {"weight": values}, packed={"weight": "Q8_0"})
+
+
+def test_gguf_12_each_of_two_ranks_takes_one_block_of_a_row(tmp_path: Path) -> None:
+    file = q8_0_file(tmp_path, 64)
+    with tensorferry.open_checkpoint(file) as checkpoint:
+        stored = checkpoint.read("weight")
+    for rank in (0, 1):
+        model: Any = RowParallel(64, rank, 2, packed=True)
+        assert tensorferry.plan(model, file).bytes_needed == 2 * 34
+        tensorferry.load(model, file)
+        assert torch.equal(model.weight, stored[:, 34 * rank : 34 * (rank + 1)])
+
+
+def test_gguf_12_a_block_is_not_cut_but_its_numbers_are(tmp_path: Path) -> None:
+    file = q8_0_file(tmp_path, 32)
+    with pytest.raises(tensorferry.ConfigError, match="rows of Q8_0 are whole blocks of 32 elements"):
+        RowParallel(32, 1, 2, packed=True)
+    model: Any = RowParallel(32, 1, 2, packed=False)
+    tensorferry.load(model, file)
+    with tensorferry.open_checkpoint(file) as checkpoint:
+        stored = checkpoint.read("weight", packed=True)
+    assert isinstance(stored, tensorferry.PackedTensor)
+    assert torch.equal(model.weight, stored.dequantize()[:, 16:])

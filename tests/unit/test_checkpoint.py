@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from helpers.checkpoints import ar, raw, write_raw_safetensors, write_safetensors
-from tensorferry import Checkpoint, ReadOptions, open_checkpoint
+from helpers.gguf_models import write_gguf
+from tensorferry import Checkpoint, PackedTensor, ReadOptions, open_checkpoint
 from tensorferry.errors import ConfigError, LocateError, PlanError, ReadError
 
 TENSORS = {"a.weight": ar(2, 3), "b.weight": ar(4, start=10, dtype=torch.bfloat16), "b.bias": ar(1, start=20)}
@@ -152,6 +153,24 @@ def test_types_that_torch_lacks_come_as_bytes(tmp_path: Path) -> None:
         assert checkpoint.read("w").tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
+@pytest.mark.parametrize("mapped", [False, True])
+def test_packed_tensors_come_with_their_type_when_asked_for(mapped: bool, tmp_path: Path) -> None:
+    numbers = torch.linspace(-1, 1, 192).view(2, 96)
+    file = write_gguf(tmp_path / "m.gguf", "llama", {}, {"n": torch.ones(4), "w": numbers}, packed={"w": "Q8_0"})
+    with open_checkpoint(file) as checkpoint:
+        found = dict(checkpoint.tensors(packed=True, mapped=mapped))
+        bare = dict(checkpoint.tensors(mapped=mapped))
+        alone = checkpoint.read("w", packed=True)
+    packed = found["w"]
+    assert isinstance(packed, PackedTensor)
+    assert isinstance(alone, PackedTensor)
+    assert (packed.type_name, packed.ggml_type, packed.shape) == ("Q8_0", 8, (2, 96))
+    assert torch.equal(packed.blocks, bare["w"])
+    assert torch.equal(alone.blocks, bare["w"])
+    assert torch.allclose(packed.dequantize(), numbers, atol=0.01)
+    assert torch.equal(found["n"], torch.ones(4))  # type: ignore[arg-type]
+
+
 def test_a_single_file_may_be_opened(folder: Path) -> None:
     with open_checkpoint(folder / "model.safetensors") as checkpoint:
         assert raw(checkpoint.read("b.bias")) == raw(TENSORS["b.bias"])
@@ -195,4 +214,4 @@ def test_names_of_tensors_are_text(folder: Path) -> None:
         with pytest.raises(ConfigError, match="name of a tensor is expected, not int"):
             checkpoint.tensors(["a.weight", 3])  # type: ignore[list-item]
         with pytest.raises(ConfigError, match="name of a tensor is expected, not NoneType"):
-            checkpoint.read(None)  # type: ignore[arg-type]
+            checkpoint.read(None)  # type: ignore[call-overload]

@@ -153,9 +153,10 @@ class _Planner:
             specs = [TensorSpec(e.dtype, e.shape) for e in entries]
             if numbers and len(entries) == 1:
                 via = as_numbers(via, entries[0].shape)
-            made = specs[0] if via is None else via.infer(specs)
             if numbers and len(entries) > 1:
-                made = _joined_numbers(made, slot, via)
+                made = _joined_numbers(entries, slot, via)
+            else:
+                made = specs[0] if via is None else via.infer(specs)
         except ValueError as error:
             self.problems.append(Problem(ProblemKind.SHAPE, entries[0].name, f"for {tensor.name}: {error}"))
             return
@@ -165,7 +166,8 @@ class _Planner:
         if (lossy := changed_kind(entries[0].name, made.dtype, tensor.dtype, self.strict)) is not None:
             self.problems.append(lossy)
         for copy in steps_of(entries, tensor.name, slot, via, made.shape):
-            step = dequantized(copy) if numbers and copy.via is None else copy
+            is_blocks = numbers and copy.via is None and is_packed([s.entry for s in copy.sources])
+            step = dequantized(copy) if is_blocks else copy
             self.steps.append(step)
             if (cut := cut_block(step)) is not None:
                 detail = f"{tensor.name} would take {cut_in_words(cut)}: split it elsewhere"
@@ -251,11 +253,15 @@ def _unsupported(entry: TensorEntry, tensor: TargetTensor) -> Problem:
     return Problem(ProblemKind.UNSUPPORTED_DTYPE, entry.name, what)
 
 
-def _joined_numbers(made: TensorSpec, slot: Slot, via: Transform | None) -> TensorSpec:
-    """Return what a join of packed entries makes as numbers; ValueError where they are not dequantized one by one."""
-    if not isinstance(via, Stack | Concat) or not is_placing(slot, made.shape):
-        raise ValueError("packed entries can be joined only by a stack or concat whose parts the parameter takes")
-    return TensorSpec(DTYPES["F32"], made.shape)
+def _joined_numbers(entries: Sequence[TensorEntry], slot: Slot, via: Transform | None) -> TensorSpec:
+    """Return what a join makes of packed entries, of any types, as numbers; ValueError where they are not dequantized
+    one by one.
+    """
+    if isinstance(via, Stack | Concat):
+        made = via.infer([TensorSpec(DTYPES["F32"] if is_packed([e]) else e.dtype, e.shape) for e in entries])
+        if is_placing(slot, made.shape):
+            return made
+    raise ValueError("packed entries can be joined only by a stack or concat whose parts the parameter takes")
 
 
 def _first_hole(orders: Sequence[tuple[int, ...]], sources: int) -> str | None:

@@ -236,7 +236,8 @@ class Concat:
         shapes = [(*s.shape[: self.dim], 0, *s.shape[self.dim + 1 :]) for s in inputs]
         outside = any(not 0 <= self.dim < len(s.shape) for s in inputs)
         if not inputs or outside or len(set(shapes)) > 1 or len({s.dtype for s in inputs}) > 1:
-            raise ValueError(f"cannot join tensors {[s.shape for s in inputs]} along dimension {self.dim}")
+            found = ", ".join(f"{s.dtype} {s.shape}" for s in inputs)
+            raise ValueError(f"cannot join {found or 'nothing'} along dimension {self.dim}")
         total = sum(s.shape[self.dim] for s in inputs)
         return TensorSpec(inputs[0].dtype, (*shapes[0][: self.dim], total, *shapes[0][self.dim + 1 :]))
 

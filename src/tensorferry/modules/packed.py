@@ -85,18 +85,19 @@ def packed_types(plan: Plan) -> Mapping[str, DType]:
 def keep_packed(model: nn.Module, types: Mapping[str, DType]) -> None:
     """Give `model` packed parameters for those named, uninitialized, on the devices of those that they replace.
 
-    Whoever runs the model has layers that know what to do with them. Raises PlanError for a name that is no parameter.
+    What is tied stays tied. Whoever runs the model has layers that know what to do with them. Raises PlanError for a
+    name that is no parameter.
     """
-    made: dict[int, PackedParameter] = {}
     names = dict(model.named_parameters(remove_duplicate=False))
     if absent := sorted(types.keys() - names.keys()):
         raise PlanError(f"{type(model).__name__} has no parameter {shown(absent[0])!r} that could be kept packed")
-    for name, dtype in types.items():
-        owner, _, leaf = name.rpartition(".")
-        old = names[name]
-        if id(old) not in made:
-            made[id(old)] = PackedParameter.empty(dtype, tuple(old.shape), device=old.device)
-        model.get_submodule(owner).register_parameter(leaf, made[id(old)])
+    made = {
+        id(p): PackedParameter.empty(types[n], tuple(p.shape), device=p.device) for n, p in names.items() if n in types
+    }
+    for name, parameter in names.items():
+        if id(parameter) in made:
+            owner, _, leaf = name.rpartition(".")
+            model.get_submodule(owner).register_parameter(leaf, made[id(parameter)])
 
 
 def _kept_type(step: Step) -> DType | None:
