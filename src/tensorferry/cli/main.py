@@ -244,7 +244,7 @@ def run_command(
 @app.command("convert")
 @_on_a_checkpoint
 @click.argument("destination", type=click.Path(path_type=Path))
-@click.option("--to", metavar="FORMAT", default="safetensors", show_default=True, help="Or npcache, tensorizer.")
+@click.option("--to", metavar="FORMAT", default="safetensors", show_default=True, help="Or npcache, sharded_state, tensorizer.")
 @click.option("--dtype", metavar="TYPE", help="What floating-point tensors become, such as bfloat16.")
 @click.option("--max-shard-size", metavar="SIZE", default="5GB", show_default=True, help="Or 500MiB, or bytes.")
 @click.option("--names", metavar="WHICH", default="auto", show_default=True, help="Or hf, or keep for its own.")

@@ -241,7 +241,7 @@ def _headers(storage: Storage, selection: Selection, max_workers: int) -> list[C
         except FormatError as error:
             return error
 
-    if len(selection.files) == 1 or max_workers == 1:
+    if len(selection.files) <= 1 or max_workers == 1:
         results = [read(file) for file in selection.files]
     else:
         results = _in_threads(read, selection.files, max_workers)

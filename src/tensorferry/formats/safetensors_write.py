@@ -14,7 +14,7 @@ from tensorferry.errors import FormatError, shown
 from tensorferry.formats.safetensors import MAX_HEADER, MAX_TENSORS, SAFETENSORS_DTYPES, fills_bytes
 from tensorferry.formats.writing import NewFile, NewTensor, new_file, write_chunks
 
-__all__ = ["SafetensorsWriter", "write_safetensors"]
+__all__ = ["SafetensorsWriter", "planned_file", "shards_of", "write_safetensors"]
 
 _SINGLE = "model.safetensors"
 _INDEX = f"{_SINGLE}.index.json"
@@ -30,13 +30,11 @@ class SafetensorsWriter:
         self, tensors: Mapping[str, NewTensor], *, metadata: Mapping[str, str], max_shard_size: int | None
     ) -> Sequence[NewFile]:
         """Return what `write` would write; see `PlansFiles`."""
-        for name, (dtype, shape, _) in tensors.items():
-            _refuse_unwritable(name, dtype, shape)
-        shards = list(_shards(tensors, max_shard_size)) or [[]]
+        shards = list(shards_of(tensors, max_shard_size)) or [[]]
         names = [f"model-{n:05}-of-{len(shards):05}.safetensors" for n in range(1, len(shards) + 1)]
         if len(shards) == 1:
             names = [_SINGLE]
-        found = [_new_file(name, tensors, shard, metadata) for name, shard in zip(names, shards, strict=True)]
+        found = [planned_file(name, tensors, shard, metadata) for name, shard in zip(names, shards, strict=True)]
         return found if len(found) == 1 else [*found, NewFile(_INDEX, len(_index(found, tensors)))]
 
     def write(
@@ -58,10 +56,14 @@ class SafetensorsWriter:
         return [file.name for file in files]
 
 
-def _new_file(
-    name: str, tensors: Mapping[str, NewTensor], shard: Sequence[str], metadata: Mapping[str, str]
+def planned_file(
+    name: str, tensors: Mapping[str, NewTensor], held: Sequence[str], metadata: Mapping[str, str]
 ) -> NewFile:
-    order = _in_order({n: tensors[n] for n in shard})
+    """Return what `write_safetensors` would write into the file `name` of those of `tensors` that it is to hold.
+
+    Raises FormatError for one that does not fit the format.
+    """
+    order = _in_order({n: tensors[n] for n in held})
     header = _header({n: tensors[n] for n in order}, metadata)
     return NewFile(name, len(header) + sum(_nbytes(tensors[n]) for n in order), tuple(order))
 
@@ -82,7 +84,7 @@ def _nbytes(tensor: NewTensor) -> int:
     return tensor.dtype.nbytes(tensor.shape)
 
 
-def _shards(tensors: Mapping[str, NewTensor], most: int | None) -> Iterator[list[str]]:
+def shards_of(tensors: Mapping[str, NewTensor], most: int | None) -> Iterator[list[str]]:
     """Yield the names of each shard: as many, in their order, as `most` bytes and the limits of a file allow."""
     shard: list[str] = []
     size = 0

@@ -98,6 +98,7 @@ class WritesOneFile(Protocol):
 WRITERS = {
     "npcache": "tensorferry.formats.npcache_write:NpcacheWriter",
     "safetensors": "tensorferry.formats.safetensors_write:SafetensorsWriter",
+    "sharded_state": "tensorferry.formats.sharded_state_write:ShardedStateWriter",
     "tensorizer": "tensorferry.formats.tensorizer_write:TensorizerWriter",
 }
 """Writers by name, as module and class; imported when one is first needed."""
