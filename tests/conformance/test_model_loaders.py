@@ -213,3 +213,11 @@ class TestRunaiStreamer(TestSafetensors):
     @pytest.fixture(autouse=True)
     def _library(self) -> None:
         need("runai_streamer")
+
+
+class TestNpcache(ModelLoaderConformance):
+    load_format = "npcache"
+
+    def write(self, folder: Path) -> str:
+        torch.save(WEIGHTS, folder / "pytorch_model.bin")
+        return str(folder)
