@@ -177,7 +177,8 @@ class _Joining:
         advice = "the files are of another model, or damaged"
         if not rest:
             advice = f"{counted(parts, 'part')} of that size {_is(parts)} expected, and there {_is(count)} {count}"
-        return CorruptFile(f"{self._misfit(name, piece, axis, whole, count)}: {advice}")
+        where = shown(self.storage.uri, 300)
+        return CorruptFile(f"{where}: {self._misfit(name, piece, axis, whole, count)}: {advice}")
 
     def _misfit(self, name: str, piece: TensorEntry, axis: int, expected: int, count: int = 1) -> str:
         extent, what = piece.shape[axis], "rows" if axis == ROWS else "columns"

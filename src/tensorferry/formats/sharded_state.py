@@ -20,7 +20,9 @@ from tensorferry.formats.sharded_state_names import (
     manifests_in,
     written_by_a_rank,
 )
+from tensorferry.formats.sniff import SNIFF_BYTES, describe_foreign
 from tensorferry.storage.base import File, Storage
+from tensorferry.storage.reading import read_bytes
 
 __all__ = ["join", "joined", "one_rank", "rank_catalogue", "read_all", "select_all", "select_rank", "select_state"]
 
@@ -85,9 +87,11 @@ def _files_of(storage: Storage, manifest: Manifest) -> list[File]:
             )
         file = storage.stat(name)
         if file.size != size:
+            head = read_bytes(storage, name, 0, min(file.size, SNIFF_BYTES))
+            what = None if head.startswith(b"{", 8) else describe_foreign(head)
             raise CorruptFile(
-                f"{shown(name)}: {file.size:,} bytes, and {manifest_name(manifest.ranks)} says {size:,}: it is of"
-                " another save, or cut off"
+                f"{shown(name)}: {file.size:,} bytes, and {manifest_name(manifest.ranks)} says {size:,}: it is"
+                f" {what or 'of another save, or cut off'}"
             )
         found.append(file)
     return found
