@@ -12,7 +12,7 @@ from torch import nn
 from tensorferry.core.boxes import Box
 from tensorferry.core.rules import Drop, Join, Place, Rule, Split
 from tensorferry.core.ruleset import RuleSet
-from tensorferry.core.target import Target, TargetTensor
+from tensorferry.core.target import Target, TargetTensor, owner_of
 from tensorferry.core.transforms import Concat
 from tensorferry.formats.opening import Opened
 from tensorferry.formats.sharded_state_join import slot_name
@@ -43,6 +43,7 @@ def with_aliases(opened: Opened, manifests: Sequence[Manifest], target: Target) 
 def other_types(target: Target, manifests: Sequence[Manifest]) -> list[str]:
     """Return the parameters that were saved as another type than the model has, with both."""
     saved = {name: tensor.dtype for manifest in manifests for name, tensor in manifest.tensors.items()}
+    saved |= {alias: saved[owner] for manifest in manifests for alias, owner in manifest.aliases.items()}
     both = ((name, saved.get(name), tensor.dtype) for name, tensor in target.items() if tensor.alias_of is None)
     return [f"{name}: saved as {one}, the model has {other}" for name, one, other in both if one not in (None, other)]
 
@@ -61,8 +62,8 @@ def reshard_rules(model: nn.Module, target: Target, manifests: Sequence[Manifest
                 saved.setdefault(name, {}).setdefault(slot, tensor)
     untied = [a for a in aliases if a in target and target[a].alias_of is None]
     saved |= {alias: saved[aliases[alias]] for alias in untied if aliases[alias] in saved}
-    rules = [rule for name, slots in saved.items() for rule in _rules(model, target.get(name), name, slots, stage)]
-    return RuleSet(*rules)
+    found = ((name, target.get(owner_of(target, name)), slots) for name, slots in saved.items())
+    return RuleSet(*(rule for name, tensor, slots in found for rule in _rules(model, tensor, name, slots, stage)))
 
 
 def _rules(
@@ -72,7 +73,7 @@ def _rules(
         if stage:
             yield from (Drop(slot_name(name, slot), "of another pipeline stage") for slot in slots)
     elif [*slots] == [""]:
-        parts = () if "" in tensor.slots or tensor.alias_of is not None else _placing(model, name)
+        parts = () if "" in tensor.slots else _placing(model, name)
         if parts:
             yield Split(name, parts)
     elif [*tensor.slots] == [""] and (joined := _concat(slots)) is not None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from tensorferry.core.boxes import Region, Shape
 from tensorferry.core.plan import Strictness
-from tensorferry.core.target import Slot, Target, TargetTensor
+from tensorferry.core.target import Slot, Target, TargetTensor, owner_of
 from tensorferry.core.transforms import TensorSpec
 from tensorferry.errors import ConfigError, shown
 from tensorferry.formats.sharded_state_manifest import Manifest
@@ -36,19 +36,19 @@ class Restored:
 def restored(target: Target, manifest: Manifest) -> Restored:
     """Return what a model that is described by `target` and fits `manifest` takes to be as it was saved."""
     changed, tensors = manifest.changed, manifest.tensors
-    gone = tuple(name for name in changed if name in target and name not in tensors)
-    kept = {
-        name: tensors[name].alone(name) if name in tensors and t.alias_of is None else _plain(t)
-        for name, t in target.items()
-        if name not in gone
-    }
+    gone = tuple(n for n in changed if n in target and n not in tensors and n not in manifest.aliases)
+    kept = {name: _kept(t, manifest) for name, t in target.items() if name not in gone}
     added = {name: saved.alone(name) for name, saved in tensors.items() if name not in target}
     wanted = {name: (saved.spec, saved.buffer) for name, saved in tensors.items() if name in changed}
     return Restored(kept | added, wanted, gone)
 
 
-def _plain(tensor: TargetTensor) -> TargetTensor:
-    return tensor if tensor.alias_of is not None else TargetTensor.plain(tensor.name, tensor.dtype, tensor.shape)
+def _kept(tensor: TargetTensor, manifest: Manifest) -> TargetTensor:
+    """Return a tensor of the model as something to be filled with just what was saved of it, if it is no alias."""
+    saved = manifest.tensors.get(manifest.aliases.get(tensor.name, tensor.name))
+    if tensor.alias_of is not None:
+        return tensor
+    return TargetTensor.plain(tensor.name, tensor.dtype, tensor.shape) if saved is None else saved.alone(tensor.name)
 
 
 def refuse_other_method(model: nn.Module, manifest: Manifest, asked: str | None) -> None:
@@ -100,8 +100,8 @@ def _said(spec: TensorSpec) -> str:
 def other_layout(target: Target, manifest: Manifest) -> str:
     """Return what layers lay out otherwise than when they were saved, in one clause, or ""."""
     for name, saved in manifest.tensors.items():
-        tensor = target.get(name)
-        if tensor is None or tensor.alias_of is not None or saved.slots is None or saved.shape != tensor.shape:
+        tensor = target.get(owner_of(target, name))
+        if tensor is None or saved.slots is None or saved.shape != tensor.shape:
             continue
         for slot in dict.fromkeys((*saved.slots, *tensor.slots)):
             one, other = (_window(slots.get(slot), saved.shape) for slots in (saved.slots, tensor.slots))

@@ -7,14 +7,13 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from tensorferry.config import ParallelConfig, expect
-from tensorferry.core.dtypes import DType
-from tensorferry.core.target import Target, TargetTensor
+from tensorferry.core.target import TargetTensor, owner_of
 from tensorferry.errors import ConfigError, FormatError, shown
 from tensorferry.formats.safetensors import SAFETENSORS_DTYPES
 from tensorferry.formats.safetensors_write import write_safetensors
@@ -62,15 +61,14 @@ def save_sharded_state(
     _check_arguments(model, max_part_size, post_processed, label)
     ranks = ranks_of(parallel or ParallelConfig())
     names = PartNames.of(pattern, ranks)
-    target = describe(model)
-    tensors = {p.name: p.tensor for p in places(model) if p.name in target and target[p.name].alias_of is None}
-    _refuse_unsavable(model, target, tensors, post_processed)
-    split = list(_parts(target, tensors, max_part_size))
+    saved = _owners(model)
+    _refuse_unsavable(model, saved, post_processed)
+    split = list(_parts(saved, max_part_size))
     if len(split) > 1 and names.one_file:
         raise ConfigError(f"pattern {shown(names.pattern)!r} lacks {{part}}, and there are {len(split)} parts")
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
-    return _Save(path, model, ranks, names, target, tensors, post_processed).write(split, quantization, label)
+    return _Save(path, model, ranks, names, saved, post_processed).write(split, quantization, label)
 
 
 def ranks_of(parallel: ParallelConfig) -> Ranks:
@@ -84,6 +82,24 @@ def method_of(module: nn.Module) -> str:
     return "" if method is None else type(method).__name__
 
 
+class _Owner(NamedTuple):
+    """A tensor to save: where it hangs, what it is, and the other names of it."""
+
+    place: Place
+    tensor: TargetTensor
+    aliases: tuple[str, ...]
+
+
+def _owners(model: nn.Module) -> dict[str, _Owner]:
+    """Return what to save, by the least of the names of each tensor, under which vLLM expects it, in module order."""
+    target = describe(model)
+    names: dict[str, list[str]] = {}
+    for name in target:
+        names.setdefault(owner_of(target, name), []).append(name)
+    where = {place.name: place for place in places(model)}
+    return {min(tied): _Owner(where[owner], target[owner], tuple(sorted(tied)[1:])) for owner, tied in names.items()}
+
+
 class _Save:
     """One rank's save: writes the parts, and keeps what the manifest needs."""
 
@@ -93,12 +109,10 @@ class _Save:
         model: nn.Module,
         ranks: Ranks,
         names: PartNames,
-        target: Target,
-        tensors: Mapping[str, torch.Tensor],
+        saved: Mapping[str, _Owner],
         post_processed: bool,
     ) -> None:
-        self.folder, self.model, self.ranks, self.names = folder, model, ranks, names
-        self.target, self.tensors = target, tensors
+        self.folder, self.model, self.ranks, self.names, self.saved = folder, model, ranks, names, saved
         self.hooked = hooked_modules(model) if post_processed else None
         self.state = secrets.token_hex(16)
         self.declared = _declared(model)
@@ -117,7 +131,8 @@ class _Save:
 
     def _write_part(self, number: int, part: Sequence[str]) -> int:
         path = self.folder / self.names.name(number)
-        new = {name: NewTensor(self.target[name].dtype, self.target[name].shape, self._chunks(name)) for name in part}
+        specs = {name: self.saved[name].tensor for name in part}
+        new = {name: NewTensor(spec.dtype, spec.shape, self._chunks(name)) for name, spec in specs.items()}
         write_safetensors(path, new, metadata={"format": "pt", FORMAT: self.state})
         return path.stat().st_size
 
@@ -130,7 +145,7 @@ class _Save:
 
     def _chunks(self, name: str) -> Iterator[memoryview]:
         digest = hashlib.sha256() if self._compares(name) else None
-        for chunk in _bytes(self.tensors[name]):
+        for chunk in _bytes(self.saved[name].place.tensor):
             if digest is not None:
                 digest.update(chunk)
             yield chunk
@@ -138,7 +153,7 @@ class _Save:
             self.digests[name] = digest.hexdigest()
 
     def _compares(self, name: str) -> bool:
-        return self.ranks.members > 1 and name not in self.declared
+        return self.ranks.members > 1 and self.saved[name].place.name not in self.declared
 
     def _manifest(self, sizes: Sequence[int], quantization: str | None, label: str) -> Manifest:
         methods = {name: method_of(module) for name, module in self.model.named_modules() if method_of(module)}
@@ -148,22 +163,19 @@ class _Save:
             pattern=self.names.pattern,
             parts=tuple(sizes),
             state=self.state,
-            tensors={name: self._saved(place, changes) for name, place in self._owners().items()},
+            tensors={name: self._entry(name, changes) for name in self.saved},
             label=label,
             quantization=quantization,
             methods=methods,
             post_processed=None if self.hooked is None else tuple(self.hooked),
-            aliases={t.name: t.alias_of for t in self.target.values() if t.alias_of is not None},
+            aliases={alias: name for name, owner in self.saved.items() for alias in owner.aliases},
             changed=changes,
             unset=tuple(_unset(self.hooked or {})),
         )
 
-    def _owners(self) -> dict[str, Place]:
-        return {p.name: p for p in places(self.model) if p.name in self.tensors}
-
-    def _saved(self, place: Place, changes: Mapping[str, object]) -> SavedTensor:
-        tensor = self.target[place.name]
-        processed = place.name in changes or _relaid(place.name, self.hooked or {})
+    def _entry(self, name: str, changes: Mapping[str, object]) -> SavedTensor:
+        place, tensor, aliases = self.saved[name]
+        processed = any(n in changes or _relaid(n, self.hooked or {}) for n in (name, *aliases))
         declares = place.name in self.declared and not processed
         return SavedTensor(
             tensor.dtype,
@@ -171,7 +183,7 @@ class _Save:
             slots=dict(tensor.slots) if declares else None,
             default=tensor.default if declares else None,
             buffer=not place.is_parameter,
-            digest=self.digests.get(place.name, ""),
+            digest=self.digests.get(name, ""),
             processed=processed,
         )
 
@@ -186,17 +198,14 @@ def _check_arguments(model: object, max_part_size: object, post_processed: objec
             raise ConfigError(f"max_part_size {max_part_size}: at least 1 is expected")
 
 
-def _refuse_unsavable(
-    model: nn.Module, target: Target, tensors: Mapping[str, torch.Tensor], post_processed: bool
-) -> None:
-    if not tensors:
+def _refuse_unsavable(model: nn.Module, saved: Mapping[str, _Owner], post_processed: bool) -> None:
+    if not saved:
         raise ConfigError(f"{type(model).__name__} has no parameters and no persistent buffers to save")
-    for name, tensor in tensors.items():
-        if tensor.is_meta:
+    for name, (place, tensor, _) in saved.items():
+        if place.tensor.is_meta:
             raise ConfigError(f"{name} is on meta, where tensors have no values: load the model before it is saved")
-        dtype: DType = target[name].dtype
-        if SAFETENSORS_DTYPES.get(dtype.name) != dtype:
-            raise FormatError(f"{name} is of the type {dtype}, which safetensors lacks; nothing was written")
+        if SAFETENSORS_DTYPES.get(tensor.dtype.name) != tensor.dtype:
+            raise FormatError(f"{name} is of the type {tensor.dtype}, which safetensors lacks; nothing was written")
     kept = {id(p.tensor) for p in places(model)}
     for name, module in hooked_modules(model).items() if post_processed else ():
         for attribute, value in vars(module).items():
@@ -233,22 +242,18 @@ def _unset(hooked: Mapping[str, nn.Module]) -> Iterator[str]:
                 yield f"{prefix}.{leaf}" if prefix else leaf
 
 
-def _parts(target: Target, tensors: Mapping[str, torch.Tensor], most: int | None) -> Iterator[list[str]]:
+def _parts(saved: Mapping[str, _Owner], most: int | None) -> Iterator[list[str]]:
     """Yield the names of each part, in the order of the model, as many as `most` bytes allow and at least one."""
     part: list[str] = []
     size = 0
-    for name in tensors:
-        more = _nbytes(target[name])
+    for name, owner in saved.items():
+        more = owner.tensor.dtype.nbytes(owner.tensor.shape)
         if part and most is not None and size + more > most:
             yield part
             part, size = [], 0
         part.append(name)
         size += more
     yield part
-
-
-def _nbytes(tensor: TargetTensor) -> int:
-    return tensor.dtype.nbytes(tensor.shape)
 
 
 def _bytes(tensor: torch.Tensor) -> Iterator[memoryview]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from torch import nn
 
 from helpers.checkpoints import ar
@@ -168,25 +169,27 @@ def test_experts_of_more_ranks_than_tensor_parallelism_has_come_in_files_of_thei
 
 
 class Tied(nn.Module):
-    """A head that is tied to the embedding, unless it is told otherwise."""
+    """A head that is tied to the embedding, unless it is told otherwise. Its name comes first in the alphabet."""
 
     def __init__(self, parallel: ParallelConfig, *, tie: bool = True) -> None:
         super().__init__()
-        self.embed, self.head = Attention(parallel), Attention(parallel)
+        self.embed, self.a_head = Attention(parallel), Attention(parallel)
         if tie:
-            self.head.weight = self.embed.weight
+            self.a_head.weight = self.embed.weight
 
 
 def test_ties_are_kept_and_a_model_that_does_not_tie_gets_both(tmp_path: Path) -> None:
     for parallel in ranks(2, experts=False):
         save_sharded_state(filled(Tied(parallel)), tmp_path, parallel=parallel)
+    with safe_open(tmp_path / "model-rank-1-part-0.safetensors", framework="pt") as file:
+        assert list(file.keys()) == ["a_head.weight"], "the least of the names, as vLLM has it"
     for parallel in (ParallelConfig(), *ranks(2, experts=False)):
         tied, _ = load_rank(tmp_path, Tied(parallel), parallel)
-        assert tied.get_submodule("head").weight is tied.get_submodule("embed").weight
+        assert tied.get_submodule("a_head").weight is tied.get_submodule("embed").weight
         both, _ = load_rank(tmp_path, Tied(parallel, tie=False), parallel)
-        assert torch.equal(both.get_parameter("head.weight"), both.get_parameter("embed.weight"))
-        assert both.get_parameter("head.weight") is not both.get_parameter("embed.weight")
-        assert torch.equal(both.get_parameter("head.weight"), tied.get_parameter("embed.weight"))
+        assert torch.equal(both.get_parameter("a_head.weight"), both.get_parameter("embed.weight"))
+        assert both.get_parameter("a_head.weight") is not both.get_parameter("embed.weight")
+        assert torch.equal(both.get_parameter("a_head.weight"), tied.get_parameter("embed.weight"))
 
 
 class Undeclared(nn.Module):
