@@ -49,7 +49,7 @@ __all__ = ["Prepared", "load", "plan", "prepare", "refuse_misfit", "run"]
 
 logger = logging.getLogger(__name__)
 
-_BATCHES, _LEAST_READ = 32, 1 << 20
+_BATCHES, _LEAST_READ = 64, 1 << 20
 """Batches that a load is made of at least, so that threads share it evenly and little of a small one is staged at
 once; and bytes below which batches are not cut for that."""
 
