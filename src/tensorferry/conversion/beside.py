@@ -13,6 +13,7 @@ from tensorferry.checkpoint import Checkpoint
 from tensorferry.core.dtypes import DType
 from tensorferry.errors import CorruptFile, LocateError, TensorferryError, shown
 from tensorferry.formats.file_names import format_of, is_side_file, what_else
+from tensorferry.formats.params_json import PARAMS_FILE
 from tensorferry.formats.writing import new_file
 from tensorferry.manifest import BESIDE as SHA256SUMS
 from tensorferry.storage.base import File, Storage
@@ -80,15 +81,19 @@ def side_files(
     dtype: DType | None,
     made: Mapping[str, bytes],
     dequantized: bool,
+    renamed: bool,
 ) -> Beside:
     """Return what goes along from beside `checkpoint`.
 
     named: only one file of the folder was named, so that others there may be of anything. config: what config.json of
     the source says; its type becomes `dtype`, and its quantization goes where values were `dequantized`. made: other
-    files with new contents, which win.
+    files with new contents, which win. renamed: params.json, which goes with other names, stays behind.
     """
     storage = checkpoint.storage
     taken, left = _sorted_out(storage, checkpoint, named=named)
+    if renamed:
+        left |= {file.path: "says in another way what config.json does" for file in taken if file.path == PARAMS_FILE}
+        taken = [file for file in taken if file.path != PARAMS_FILE]
     news = dict(made)
     changed = None if config is None or CONFIG in made else _changed(config, dtype, dequantized=dequantized)
     if changed is not None:

@@ -105,7 +105,7 @@ def planned(
     if not single:
         beside = side_files(
             checkpoint, config, named=named, dtype=wanted.dtype, made=_made_files(checkpoint, found, types),
-            dequantized=any(e.dtype.kind is Kind.PACKED for e in checkpoint.catalogue.values()),
+            dequantized=any(e.dtype.kind is Kind.PACKED for e in checkpoint.catalogue.values()), renamed=found.renamed,
         )  # fmt: skip
     notes = tuple(_notes(checkpoint, destination, beside, single=single))
     return Job(
