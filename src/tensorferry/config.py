@@ -101,6 +101,19 @@ class ParallelConfig:
             if not 0 <= rank < size:
                 raise ConfigError(f"{kind}_rank {rank}: 0 to {size - 1} is expected, with {kind}_size {size}")
 
+    @classmethod
+    def every_rank(cls, *, tp_size: int = 1, ep_size: int = 1, pp_size: int = 1) -> tuple[Self, ...]:
+        """Return the configuration of each rank: stages one after the other, in each the ranks that share its layers.
+
+        Where there are fewer expert-parallel ranks than tensor-parallel ones, neighbours have the same experts.
+        """
+        inside = max(tp_size, ep_size)
+        return tuple(
+            cls(tp_size, rank % tp_size, ep_size, rank * ep_size // inside, pp_size, stage)
+            for stage in range(pp_size)
+            for rank in range(inside)
+        )
+
     @property
     def rank(self) -> int:
         """The number of this rank among all that share the model, pipeline stages outermost."""

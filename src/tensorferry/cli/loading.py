@@ -12,15 +12,17 @@ from torch import nn
 
 from tensorferry.api import Prepared, prepare, refuse_misfit, run
 from tensorferry.checkpoint import open_checkpoint
-from tensorferry.compat.transformers import build_model
+from tensorferry.compat.transformers import ClusterPlan, build_model, plan_cluster
+from tensorferry.config import ParallelConfig
 from tensorferry.core.plan import Plan, Strictness
+from tensorferry.errors import ConfigError
 from tensorferry.formats.download import local_path
 from tensorferry.modules.surroundings import usable_device
 from tensorferry.progress import Progress
 from tensorferry.report import Report
 from tensorferry.verify import verify_files
 
-__all__ = ["Wanted", "load_checkpoint", "plan_checkpoint", "refuse_unusable"]
+__all__ = ["Wanted", "load_checkpoint", "plan_checkpoint", "plan_ranks", "refuse_unusable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,19 @@ def plan_checkpoint(wanted: Wanted) -> Plan:
     """Return the plan of loading what is `wanted`. Touches nothing."""
     with _prepared(wanted) as (_, prepared):
         return prepared.plan
+
+
+def plan_ranks(wanted: Wanted, *, tp: int, ep: int, pp: int, rank: str) -> ClusterPlan:
+    """Return the plans of all ranks of such a cluster, or of the one whose number `rank` is. Touches nothing."""
+    ranks = ParallelConfig.every_rank(tp_size=tp, ep_size=ep, pp_size=pp)
+    if rank != "all":
+        if not rank.isdecimal() or int(rank) >= len(ranks):
+            raise ConfigError(f"--rank {rank}: all, or a number from 0 to {len(ranks) - 1}, is expected")
+        ranks = ranks[int(rank) : int(rank) + 1]
+    return plan_cluster(
+        str(wanted.path), ranks, dtype=wanted.dtype, auto_class=wanted.auto_class, revision=wanted.revision,
+        strict=wanted.strict, **wanted.opening,
+    )  # fmt: skip
 
 
 def load_checkpoint(wanted: Wanted, *, device: str, verify: bool, progress: Progress) -> Report:

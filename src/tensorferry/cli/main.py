@@ -136,6 +136,10 @@ def inspect_command(path: Path, as_json: bool, names: str | None, every: bool, o
 @_CLASS
 @_REVISION
 @_STRICT
+@click.option("--tp", metavar="N", type=click.IntRange(1), default=1, help="Divide it among N tensor-parallel ranks.")
+@click.option("--ep", metavar="N", type=click.IntRange(1), default=1, help="Deal experts to N expert-parallel ranks.")
+@click.option("--pp", metavar="N", type=click.IntRange(1), default=1, help="Deal layers to N pipeline stages.")
+@click.option("--rank", metavar="N", default="all", help="The plan of one rank, instead of the sizes of all.")
 def plan_command(
     path: Path,
     as_json: bool,
@@ -143,16 +147,29 @@ def plan_command(
     auto_class: str | None,
     revision: str | None,
     strict: bool,
+    tp: int,
+    ep: int,
+    pp: int,
+    rank: str,
     opening: Mapping[str, Any],
 ) -> None:
     """Show what loading would read and where it would go.
 
     Into the transformers model that config.json names, which is built without memory. Fails where checkpoint and
-    model do not fit, with every problem.
+    model do not fit, with every problem. With --tp, --ep or --pp, for every rank of a cluster: what it would read,
+    hold and stage.
     """
-    from tensorferry.cli.loading import Wanted, plan_checkpoint
+    from tensorferry.cli.loading import Wanted, plan_checkpoint, plan_ranks
 
-    plan = plan_checkpoint(Wanted(path, dtype, auto_class, revision, _strictness(strict), opening))
+    wanted = Wanted(path, dtype, auto_class, revision, _strictness(strict), opening)
+    if (tp, ep, pp) != (1, 1, 1):
+        planned = plan_ranks(wanted, tp=tp, ep=ep, pp=pp, rank=rank)
+        if as_json:
+            _print_json(planned.to_dict())
+        else:
+            _print(f"{planned.ranks[0].plan.explain()}\n\n{planned}" if rank != "all" else str(planned))
+        return
+    plan = plan_checkpoint(wanted)
     if as_json:
         click.echo(plan.to_json())
     else:
@@ -244,7 +261,9 @@ def run_command(
 @app.command("convert")
 @_on_a_checkpoint
 @click.argument("destination", type=click.Path(path_type=Path))
-@click.option("--to", metavar="FORMAT", default="safetensors", show_default=True, help="Or npcache, sharded_state, tensorizer.")
+@click.option(
+    "--to", metavar="FORMAT", default="safetensors", show_default=True, help="Or npcache, sharded_state, tensorizer."
+)
 @click.option("--dtype", metavar="TYPE", help="What floating-point tensors become, such as bfloat16.")
 @click.option("--max-shard-size", metavar="SIZE", default="5GB", show_default=True, help="Or 500MiB, or bytes.")
 @click.option("--names", metavar="WHICH", default="auto", show_default=True, help="Or hf, or keep for its own.")

@@ -28,8 +28,7 @@ def divided(tensor: TargetTensor, part: Region, shape: Shape, *, into: Region | 
     slots = {name: _part_of_slot(tensor.name, slot, part, into) for name, slot in tensor.slots.items()}
     kept = {name: slot for name, slot in slots.items() if slot is not None}
     absent = frozenset(name for name, slot in slots.items() if slot is None)
-    given = tensor.absent if isinstance(tensor.absent, frozenset) else frozenset()
-    return replace(tensor, shape=shape, slots=kept, absent=absent | given)
+    return replace(tensor, shape=shape, slots=kept, absent=tensor.absent | absent)
 
 
 def _part_of_slot(name: str, slot: Slot, part: Region, into: Region) -> Slot | None:

@@ -6,7 +6,7 @@ from names.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 from tensorferry.core.boxes import Region, Shape
@@ -54,7 +54,7 @@ class Layout:
 
     slots: Mapping[str, Slot]
     default: float | None = None
-    absent: Container[str] = frozenset()
+    absent: Set[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class TargetTensor:
     slots: Mapping[str, Slot] = field(default_factory=dict)
     default: float | None = None
     alias_of: str | None = None
-    absent: Container[str] = frozenset()
+    absent: Set[str] = frozenset()
 
     @classmethod
     def plain(cls, name: str, dtype: DType, shape: Shape) -> TargetTensor:

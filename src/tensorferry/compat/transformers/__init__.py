@@ -6,6 +6,7 @@ Importing this imports torch; transformers itself is imported when a model is bu
 from __future__ import annotations
 
 from tensorferry.compat.transformers.adapting import adapt
+from tensorferry.compat.transformers.cluster import ClusterPlan, RankPlan, plan_cluster
 from tensorferry.compat.transformers.loading import build_model, load_model
 
-__all__ = ["adapt", "build_model", "load_model"]
+__all__ = ["ClusterPlan", "RankPlan", "adapt", "build_model", "load_model", "plan_cluster"]
