@@ -4,9 +4,10 @@ For each architecture, a random model of transformers is saved, converted by the
 llama-cpp-python carries (fetched with pip, nothing of it is compiled or installed), loaded from the GGUF file alone,
 and compared: every tensor, the configuration, and the logits. Only Gemma's norms may differ, by one rounding of w + 1.
 
-    python benchmarks/gguf_roundtrip.py [--converter FOLDER] [--only NAME ...] [--fused]
+    python benchmarks/gguf_roundtrip.py [--converter FOLDER] [--only NAME ...] [--fused] [--headers FOLDER]
 
-FOLDER is an unpacked archive; without it, it is fetched. Exits with 1 where anything is not as it should be.
+FOLDER is an unpacked archive; without it, it is fetched. --headers keeps of each file what a configuration is made of,
+and the configuration that it should be, for tests. Exits with 1 where anything is not as it should be.
 """
 
 from __future__ import annotations
@@ -98,12 +99,13 @@ def main() -> None:
     parser.add_argument(
         "--fused", action="store_true", help="let the converter fuse queries, keys and values, and experts"
     )
+    parser.add_argument("--headers", type=Path, metavar="FOLDER", help="where to write what tests compare")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
         convert = converter(arguments.converter or fetched(Path(scratch)), fused=arguments.fused)
-        failed = [name for name in arguments.only if not told(name, Path(scratch), convert)]
+        failed = [name for name in arguments.only if not told(name, Path(scratch), convert, arguments.headers)]
     sys.exit(f"not as they should be: {', '.join(failed)}" if failed else 0)
 
 
@@ -171,7 +173,7 @@ def made_up_vocabulary(model: Any) -> None:
         getattr(writer, f"add_{key}_token_id")(token)
 
 
-def told(name: str, scratch: Path, convert: Convert) -> bool:
+def told(name: str, scratch: Path, convert: Convert, headers: Path | None = None) -> bool:
     """Do one round trip, print how it went, and return whether all is as it should be."""
     folder = scratch / name
     original = saved(MODELS[name], folder)
@@ -180,6 +182,8 @@ def told(name: str, scratch: Path, convert: Convert) -> bool:
     except ValueError as error:
         print(f"{name:13s} the converter does not take it so: {error}")
         return True
+    if headers is not None:
+        (headers / f"{name}.json").write_text(json.dumps(header_of(file, original.config), indent=1) + "\n")
     (folder / "config.json").unlink()
     (folder / "generation_config.json").unlink(missing_ok=True)
     import tensorferry
@@ -196,6 +200,28 @@ def told(name: str, scratch: Path, convert: Convert) -> bool:
     for problem in (*wrong[:5], *(f"{key}: {a!r} became {b!r}" for key, (a, b) in fields.items())):
         print(f"    {problem}")
     return good
+
+
+def header_of(file: Path, config: Any) -> dict[str, Any]:
+    """Return the metadata and shapes of a file that a configuration is made of, and the configuration it came from."""
+    from tensorferry import open_checkpoint
+    from tensorferry.compat.gguf.configs import SMALL_TENSORS
+    from tensorferry.formats.gguf_header import read_metadata
+
+    with open_checkpoint(file) as checkpoint:
+        metadata = read_metadata(checkpoint.storage, checkpoint.storage.stat(file.name))
+        kept = [key for key in metadata if not key.startswith("tokenizer.") or key.endswith("_token_id")]
+        typed = {key: metadata.typed(key) for key in kept}
+        return {
+            "metadata": {key: [v.type.name, v.element and v.element.name, plain(v.value)] for key, v in typed.items()},
+            "tensors": {entry.name: entry.shape for entry in checkpoint.catalogue.values()},
+            "values": {n: checkpoint.read(n).tolist() for n in SMALL_TENSORS if n in checkpoint.catalogue},
+            "config": {key: value for key, value in config.to_dict().items() if key not in ASIDE},
+        }
+
+
+def plain(value: Any) -> Any:
+    return value if isinstance(value, bool | int | float | str) else list(value)
 
 
 def saved(model: Model, folder: Path) -> Any:
