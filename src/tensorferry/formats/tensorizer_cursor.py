@@ -38,8 +38,13 @@ class Cursor:
 
     def number(self, format: str, thing: str) -> int:
         """Return the next number; `format` is a letter of the module struct, and its order is little-endian."""
-        one = _struct(format)
-        return int(one.unpack(self.take(one.size, thing))[0])
+        (found,) = self.numbers(format, thing)
+        return found
+
+    def numbers(self, formats: str, thing: str) -> tuple[int, ...]:
+        """Return the next numbers, one for each letter of `formats`."""
+        several = _struct(formats)
+        return several.unpack(self.take(several.size, thing))
 
     def corrupt(self, fault: str) -> CorruptFile:
         """Return an error that says where `fault` is."""
@@ -47,5 +52,5 @@ class Cursor:
 
 
 @cache
-def _struct(format: str) -> struct.Struct:
-    return struct.Struct("<" + format)
+def _struct(formats: str) -> struct.Struct:
+    return struct.Struct("<" + formats)

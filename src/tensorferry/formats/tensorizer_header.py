@@ -31,6 +31,7 @@ __all__ = [
     "INDEX_START",
     "LONG_VERSION",
     "MAGIC",
+    "MAX_INDEX",
     "MAX_PADDING",
     "MAX_TENSORS",
     "SHA256",
@@ -55,6 +56,8 @@ CRC32, SHA256 = 0, 1
 
 MAX_TENSORS = 1 << 15
 """Tensors in a file. The library's own index has room for some 8,000."""
+MAX_INDEX = 8 << 20
+"""Bytes that the entries of an index take together."""
 MAX_PADDING = 1 << 16
 """Zero bytes that a header may hold so that what follows it is aligned."""
 
@@ -117,10 +120,12 @@ class TensorizerHeader:
 
 
 class _Described(NamedTuple):
+    """What index and header both say. shape: as its bytes, which take less memory than its numbers."""
+
     name: bytes
     kind: int
     dtype: bytes
-    dims: tuple[int, ...]
+    shape: bytes
 
 
 class _Indexed(NamedTuple):
@@ -142,7 +147,7 @@ def read_header(storage: Storage, file: File) -> TensorizerHeader:
     window, what = _opened(storage, file)
     version, flags, count, length = _start(window, what)
     cursor = Cursor(window, INDEX_START, INDEX_START + length, what, "the index")
-    index = [_indexed(cursor, f"entry {n + 1} of {count} of the index", flags & TYPED_INDEX) for n in range(count)]
+    index = _read_index(cursor, count, flags & TYPED_INDEX)
     _check_places(index, INDEX_START + length, window, what)
     encrypted = _encrypted(version, flags)
     tensors = tuple(_read_tensor(window, entry, version, encrypted, what) for entry in index)
@@ -204,6 +209,15 @@ def _check_flags(version: int, flags: int, what: str) -> None:
         raise CorruptFile(f"{what}: entries with versions in a file of version {version}: {LONG_VERSION} has them")
 
 
+def _read_index(cursor: Cursor, count: int, typed: int) -> list[_Indexed]:
+    index = []
+    for number in range(1, count + 1):
+        index.append(_indexed(cursor, f"entry {number} of {count} of the index", typed))
+        if cursor.at > INDEX_START + MAX_INDEX:
+            raise cursor.corrupt(f"what comes up to it takes over {MAX_INDEX:,} bytes, which is the limit")
+    return index
+
+
 def _indexed(cursor: Cursor, subject: str, typed: int) -> _Indexed:
     cursor.subject = subject
     version = cursor.number("I", "its version") if typed else 1
@@ -211,7 +225,8 @@ def _indexed(cursor: Cursor, subject: str, typed: int) -> _Indexed:
         raise UnknownFormat(f"{cursor.what}: {subject}: version {version}: 1 and {LONG_VERSION} are known here")
     name = _text(cursor, "H", "its name")
     described = _description(cursor, name, cursor.number("B", "its kind"), version == LONG_VERSION)
-    return _Indexed(described, version == LONG_VERSION, *struct.unpack("<3Q", cursor.take(24, "its place")))
+    header, data, length = cursor.numbers("QQQ", "its place")
+    return _Indexed(described, version == LONG_VERSION, header, data, length)
 
 
 def _text(cursor: Cursor, format: str, thing: str) -> bytes:
@@ -222,8 +237,9 @@ def _description(cursor: Cursor, name: bytes, kind: int, long: bool) -> _Describ
     """Take dtype and dimensions, which follow `name` and `kind`."""
     dtype = _text(cursor, "B", "its dtype")
     rank = cursor.number("B", "its number of dimensions")
-    dims = cursor.take(rank * (8 if long else 4), "its dimensions")
-    return _Described(name, kind, dtype, struct.unpack(f"<{rank}{'Q' if long else 'I'}", dims))
+    if rank > _MAX_RANK:
+        raise cursor.corrupt(f"it has {rank} dimensions, the limit is {_MAX_RANK}")
+    return _Described(name, kind, dtype, cursor.take(rank * (8 if long else 4), "its dimensions"))
 
 
 def _check_places(index: list[_Indexed], start: int, window: Window, what: str) -> None:
@@ -251,23 +267,29 @@ def _check_places(index: list[_Indexed], start: int, window: Window, what: str) 
 def _read_tensor(window: Window, entry: _Indexed, version: int, encrypted: bool, what: str) -> StoredTensor:
     """Return what the header of `entry` says, once that is what the index says."""
     cursor = Cursor(window, entry.header, entry.data, what, f"header of tensor {entry.described.name!r}")
-    _agree(cursor, "length", cursor.number("Q", "its length"), entry.data - entry.header)
-    cursor.number("H", "the number of its module")
-    kind = cursor.number("B", "its kind")
-    there = _description(cursor, _text(cursor, "H", "its name"), kind, entry.long)
-    for field in _Described._fields:
+    length, _, kind, size = cursor.numbers("QHBH", "how it begins")
+    _agree(cursor, "length", length, entry.data - entry.header)
+    there = _description(cursor, cursor.take(size, "its name"), kind, entry.long)
+    for field in ("name", "kind", "dtype"):
         _agree(cursor, field, getattr(there, field), getattr(entry.described, field))
+    dims = _dims(there.shape, entry.long)
+    if there.shape != entry.described.shape:
+        _agree(cursor, "shape", dims, _dims(entry.described.shape, entry.long))
     hashes = tuple(_hashes(cursor, entry.header))
     sealed = read_sealed(cursor, entry.length) if encrypted else None
     _skip_padding(cursor)
     _agree(cursor, "data length", cursor.number("q", "its data length"), entry.length)
     dtype = _dtype(cursor, there.dtype)
-    name, shape = _name(cursor, there), _shape(cursor, dtype, there.dims)
+    name, shape = _name(cursor, there), _shape(cursor, dtype, dims)
     made = StoredTensor(name, Kind(kind), dtype, shape, entry.header, entry.data, entry.length, hashes, sealed)
     if entry.length != dtype.nbytes(shape) and not (made.absent and version >= _META_VERSION):
         wanted = dtype.nbytes(shape)
         raise cursor.corrupt(f"{dtype} of shape {list(shape)} takes {wanted:,} bytes, its data has {entry.length:,}")
     return made
+
+
+def _dims(data: bytes, long: bool) -> Shape:
+    return struct.unpack(f"<{len(data) // 8}Q" if long else f"<{len(data) // 4}I", data)
 
 
 def _agree(cursor: Cursor, field: str, there: object, indexed: object) -> None:
@@ -277,10 +299,10 @@ def _agree(cursor: Cursor, field: str, there: object, indexed: object) -> None:
 
 def _hashes(cursor: Cursor, header: int) -> Iterator[Hash]:
     """Yield the hashes that the header has, each kind once."""
-    end = cursor.number("H", "the length of its hashes") + cursor.at
-    seen = set()
-    for _ in range(cursor.number("B", "the number of its hashes")):
-        kind, size = cursor.number("B", "the kind of a hash"), cursor.number("B", "the size of a hash")
+    length, count = cursor.numbers("HB", "the number of its hashes")
+    end, seen = cursor.at - 1 + length, set()
+    for _ in range(count):
+        kind, size = cursor.numbers("BB", "the kind of a hash")
         if _HASH_SIZES.get(kind) != size:
             raise UnknownFormat(f"{cursor.what}: {shown(cursor.subject)}: a hash of kind {kind} with {size} bytes")
         if kind in seen:
@@ -310,14 +332,14 @@ def _shape(cursor: Cursor, dtype: DType, dims: Shape) -> Shape:
     shape = logical_shape(dtype, dims)
     if shape is None:
         raise cursor.corrupt(f"a scalar of {dtype}, of which a byte holds {dtype.block}")
-    if len(dims) > _MAX_RANK or prod(max(dim, 1) for dim in shape) * dtype.block_bytes >= 1 << 63:
-        raise cursor.corrupt(f"the shape {shown(str(list(dims)))} overflows 64 bits or {_MAX_RANK} dimensions")
+    if prod(max(dim, 1) for dim in shape) * dtype.block_bytes >= 1 << 63:
+        raise cursor.corrupt(f"the shape {shown(str(list(dims)))} overflows 64 bits")
     return shape
 
 
 def _name(cursor: Cursor, there: _Described) -> str:
     """Return the name of a tensor; keys and numbers that lead to it through dictionaries and lists join with dots."""
-    if there.kind not in list(Kind):
+    if there.kind > max(Kind):
         raise cursor.corrupt(f"its kind is {there.kind}: 0, 1 and 2 are known here")
     if there.name[:1] == _PATH and there.kind == Kind.STATE_DICT:
         return _joined(cursor, there.name[1:])

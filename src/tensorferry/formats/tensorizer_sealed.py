@@ -63,8 +63,8 @@ def read_sealed(cursor: Cursor, length: int) -> Sealed:
     if parts > _MAX_PARTS:
         raise cursor.corrupt(f"it says {parts:,} things of its encryption, the limit is {_MAX_PARTS}")
     for _ in range(parts):
-        stop = cursor.number("Q", "the length of what it says of its encryption") + cursor.at
-        number = cursor.number("H", "what it says of its encryption")
+        size, number = cursor.numbers("QH", "what it says of its encryption")
+        stop = cursor.at - 2 + size
         if number == DERIVED and derivation is None:
             derivation = _derivation(cursor)
         elif number in (BOXES, ONE_BOX) and boxes is None:
@@ -80,10 +80,8 @@ def read_sealed(cursor: Cursor, length: int) -> Sealed:
 
 
 def _derivation(cursor: Cursor) -> Derivation:
-    method = cursor.number("H", "how its key is derived")
-    operations, memory = cursor.number("Q", "the operations"), cursor.number("Q", "the memory")
-    algorithm = cursor.number("i", "the algorithm")
-    salt = cursor.take(cursor.number("H", "the length of the salt"), "the salt")
+    method, operations, memory, algorithm, length = cursor.numbers("HQQiH", "how its key is derived")
+    salt = cursor.take(length, "the salt")
     if method != _BY_PASSWORD or algorithm != _ARGON2ID:
         raise UnknownFormat(f"{cursor.what}: its key is derived by {method}, {algorithm}, which is not known here")
     if operations > _MOST_OPERATIONS or memory > _MOST_MEMORY or len(salt) != 16:

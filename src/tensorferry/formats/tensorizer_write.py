@@ -21,6 +21,7 @@ from tensorferry.formats.tensorizer_header import (
     INDEX_START,
     LONG_VERSION,
     MAGIC,
+    MAX_INDEX,
     MAX_PADDING,
     MAX_TENSORS,
     SHA256,
@@ -175,6 +176,8 @@ def _placed(drafts: Sequence[_Draft], alignment: int, *, encrypted: bool) -> byt
     typed = any(draft.long for draft in drafts)
     entry = 4 * typed + 2 + 1 + 24
     length = sum(entry + len(draft.label) + len(draft.typed()) for draft in drafts)
+    if length > MAX_INDEX:
+        raise FormatError(f"the names of {len(drafts):,} tensors take {length:,} bytes, the limit is {MAX_INDEX:,}")
     end = INDEX_START + length
     for draft in drafts:
         least = len(_header(draft))
