@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorferry.checkpoint import Checkpoint
-from tensorferry.core.dtypes import DType
+from tensorferry.core.dtypes import DType, Kind
 from tensorferry.errors import CorruptFile, LocateError, TensorferryError, shown
 from tensorferry.formats.file_names import format_of, is_side_file, what_else
 from tensorferry.formats.params_json import PARAMS_FILE
@@ -80,13 +80,12 @@ def side_files(
     named: bool,
     dtype: DType | None,
     made: Mapping[str, bytes],
-    dequantized: bool,
     renamed: bool,
 ) -> Beside:
     """Return what goes along from beside `checkpoint`.
 
     named: only one file of the folder was named, so that others there may be of anything. config: what config.json of
-    the source says; its type becomes `dtype`, and its quantization goes where values were `dequantized`. made: other
+    the source says; its type becomes `dtype`, and its quantization goes where packed blocks become numbers. made: other
     files with new contents, which win. renamed: params.json, which goes with other names, stays behind.
     """
     storage = checkpoint.storage
@@ -95,7 +94,8 @@ def side_files(
         left |= {file.path: "says in another way what config.json does" for file in taken if file.path == PARAMS_FILE}
         taken = [file for file in taken if file.path != PARAMS_FILE]
     news = dict(made)
-    changed = None if config is None or CONFIG in made else _changed(config, dtype, dequantized=dequantized)
+    packed = any(entry.dtype.kind is Kind.PACKED for entry in checkpoint.catalogue.values())
+    changed = None if config is None or CONFIG in made else _changed(config, dtype, dequantized=packed)
     if changed is not None:
         news[CONFIG] = _json(changed)
     copied = tuple(file for file in taken if file.path not in news)

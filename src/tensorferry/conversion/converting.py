@@ -89,8 +89,8 @@ def convert(
         with timed(seconds, "plan"):
             job = planned(checkpoint, writer, wanted, destination, single=single, named=_is_named(path, checkpoint))
         if dry_run:
-            return replace(job.account(), seconds=seconds, dry_run=True)
-        made = _done(job, wanted, telling, seconds)
+            return replace(job.account(), destination=os.fspath(dst), seconds=seconds, dry_run=True)
+        made = replace(_done(job, wanted, telling, seconds), destination=os.fspath(dst))
     for warning in made.warnings:
         logger.warning("%s: %s", shown(str(destination), 300), shown(warning, 1000))
     return made

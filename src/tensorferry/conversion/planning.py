@@ -15,7 +15,7 @@ from tensorferry.conversion.report import Conversion
 from tensorferry.conversion.types import NUMBERS, settled_types
 from tensorferry.conversion.wanted import Wanted
 from tensorferry.core.amounts import counted
-from tensorferry.core.dtypes import DTYPES, DType, Kind
+from tensorferry.core.dtypes import DTYPES, DType
 from tensorferry.core.plan import Plan, problem_lines
 from tensorferry.core.planning import make_plan
 from tensorferry.core.target import TargetTensor
@@ -30,7 +30,10 @@ _TEMPLATE_KEY = "tokenizer.chat_template"
 
 @dataclass(frozen=True)
 class Job:
-    """A conversion that has been planned and not begun. tensors: without chunks. files: empty where not known."""
+    """A conversion that has been planned and not begun.
+
+    destination: free of links. tensors: without chunks. files: empty where not known.
+    """
 
     checkpoint: Checkpoint
     writer: CheckpointWriter
@@ -41,8 +44,8 @@ class Job:
     tensors: Mapping[str, NewTensor]
     metadata: Mapping[str, str]
     max_shard_size: int | None
-    files: tuple[NewFile, ...]
     beside: Beside
+    files: tuple[NewFile, ...] = ()
     kept: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -96,33 +99,32 @@ def planned(
     types, kept = settled_types(found.catalogue, wanted.dtype)
     plan = make_plan(found.catalogue, {n: TargetTensor.plain(n, types[n], e.shape) for n, e in found.catalogue.items()})
     _refuse_problems(plan, checkpoint)
-    tensors = {name: NewTensor(spec.dtype, spec.shape, ()) for name, spec in plan.parameters.items()}
-    metadata, limit = _metadata(checkpoint), None if single else wanted.max_shard_size
-    files: Sequence[NewFile] = ()
-    if isinstance(writer, PlansFiles):
-        files = writer.files(tensors, metadata=metadata, max_shard_size=limit)
     beside = Beside()
     if not single:
-        beside = side_files(
-            checkpoint, config, named=named, dtype=wanted.dtype, made=_made_files(checkpoint, found, types),
-            dequantized=any(e.dtype.kind is Kind.PACKED for e in checkpoint.catalogue.values()), renamed=found.renamed,
-        )  # fmt: skip
-    notes = tuple(_notes(checkpoint, destination, beside, single=single))
-    return Job(
-        checkpoint,
-        writer,
-        destination,
-        single,
-        found,
-        plan,
-        tensors,
-        metadata,
-        limit,
-        tuple(files),
-        beside,
-        kept,
-        notes,
+        news = _made_files(checkpoint, found, types)
+        beside = side_files(checkpoint, config, named=named, dtype=wanted.dtype, made=news, renamed=found.renamed)
+    job = Job(
+        checkpoint=checkpoint,
+        writer=writer,
+        destination=destination,
+        single=single,
+        named=found,
+        plan=plan,
+        tensors={name: NewTensor(spec.dtype, spec.shape, ()) for name, spec in plan.parameters.items()},
+        metadata=_metadata(checkpoint),
+        max_shard_size=None if single else wanted.max_shard_size,
+        beside=beside,
+        kept=kept,
+        notes=tuple(_notes(checkpoint, destination, beside, single=single)),
     )
+    return replace(job, files=_files(job))
+
+
+def _files(job: Job) -> tuple[NewFile, ...]:
+    """Return what will be written; nothing where the writer does not know before."""
+    if not isinstance(job.writer, PlansFiles):
+        return ()
+    return tuple(job.writer.files(job.tensors, metadata=job.metadata, max_shard_size=job.max_shard_size))
 
 
 def _with_names(checkpoint: Checkpoint, wanted: Wanted, config: Mapping[str, Any] | None) -> Named:
