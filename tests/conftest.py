@@ -15,6 +15,9 @@ if not Path("/dev/nvidiactl").exists():
 import pytest
 from hypothesis import settings
 
+# Checks that other packages subclass, too: their assertions should say what was found.
+pytest.register_assert_rewrite("helpers.format_conformance", "helpers.measuring")
+
 # Wall time says nothing on a busy machine; in CI, the same examples are tried every time.
 settings.register_profile("development", deadline=None, print_blob=True)
 settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from helpers.checkpoints import write_index, write_safetensors
 from tensorferry.checkpoint import Checkpoint, open_checkpoint
 from tensorferry.core.lower import lower
 from tensorferry.core.planning import make_plan
@@ -179,3 +180,13 @@ def unchanged_environment() -> Iterator[None]:
     before = dict(os.environ)
     yield
     assert dict(os.environ) == before
+
+
+def write_sharded(folder: Path, tensors: dict[str, torch.Tensor], shards: int) -> Path:
+    """Write `tensors` into so many shards in turn, with an index."""
+    names = [f"model-{n + 1:05}-of-{shards:05}.safetensors" for n in range(shards)]
+    where = {key: names[n % shards] for n, key in enumerate(tensors)}
+    for name in names:
+        write_safetensors(folder / name, {k: t for k, t in tensors.items() if where[k] == name})
+    write_index(folder / "model.safetensors.index.json", where)
+    return folder

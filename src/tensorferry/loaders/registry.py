@@ -28,6 +28,7 @@ LOADERS: Mapping[str, str] = MappingProxyType(
         "fastsafetensors": "tensorferry.loaders.third_party.fastsafetensors:FastsafetensorsLoader",
         "instanttensor": "tensorferry.loaders.third_party.instanttensor:InstantTensorLoader",
         "runai_streamer": "tensorferry.loaders.third_party.runai:RunaiLoader",
+        "runai_streamer_sharded": "tensorferry.loaders.third_party.runai_sharded:RunaiShardedLoader",
         "dummy": "tensorferry.loaders.dummy:DummyModelLoader",
         "sharded_state": "tensorferry.loaders.sharded_state:ShardedStateLoader",
     }

@@ -22,10 +22,10 @@ from tensorferry.formats.sharded_state_manifest import Manifest, read_manifest
 from tensorferry.formats.sharded_state_names import PartNames, Ranks, manifest_name, manifests_in, written_by_a_rank
 from tensorferry.loaders import building
 from tensorferry.loaders.base import BaseModelLoader
+from tensorferry.loaders.reading import OwnReading, Reading
 from tensorferry.loaders.resharding import other_types, reshard_rules, with_aliases
 from tensorferry.loaders.restoring import Restored, misfits, other_layout, refuse_other_method, restored, sub_views
 from tensorferry.loaders.saving import ranks_of
-from tensorferry.loaders.strategies import executor_for
 from tensorferry.modules.adapters import Derive, adapt
 from tensorferry.modules.describe import describe
 from tensorferry.modules.finalize import derive_buffers, hooked_modules
@@ -168,12 +168,15 @@ class ShardedStateLoader(BaseModelLoader):
         api.refuse_misfit(prepared)
         changed = _laid_out(model, load)
         try:
-            return api.run(
-                model, prepared, device=self.device, executor=executor_for(self.load_config), progress=self.progress
-            )
+            return api.run(model, prepared, device=self.device, executor=self.reading.executor, progress=self.progress)
         except TensorferryError as error:
             error.touched = error.touched or bool(changed)
             raise
+
+    @property
+    def reading(self) -> Reading:
+        """How bytes are read: by the strategy that is configured."""
+        return OwnReading(self.load_config)
 
     @property
     def _ranks(self) -> Ranks:

@@ -67,8 +67,8 @@ def parts_of(entry: TensorEntry) -> Iterator[Part]:
     """Yield the chunks of an entry. Raises ConfigError for one that lies in no file."""
     if not entry.chunks:
         raise ConfigError(
-            f"tensor {shown(entry.name)!r} is made of others while it is read, which no other library does: take "
-            "load_format 'auto'"
+            f"tensor {shown(entry.name)!r} is made of others while it is read, which no other library does: let "
+            "tensorferry read it, with another load_format"
         )
     for chunk in entry.chunks:
         yield Part(entry, _region(entry, chunk))
@@ -103,7 +103,10 @@ def _add(found: list[Batch], file: str, path: str, header: Catalogue, wanted: Ma
     spans = {(e.span.offset, e.span.length): name for name, e in header.items() if e.span is not None}
     odd = next((part for at, part in wanted.items() if at not in spans), None)
     if odd is not None:
-        raise ConfigError(f"{shown(file)}: tensor {shown(odd.entry.name)!r} is no whole tensor of a safetensors file")
+        raise ConfigError(
+            f"{shown(file)}: tensor {shown(odd.entry.name)!r} is no whole tensor of a safetensors file: let "
+            "tensorferry read it, with another load_format"
+        )
     names = {spans[at]: part for at, part in wanted.items()}
     if not found[-1].fits(header, names):
         found.append(Batch())
@@ -121,8 +124,8 @@ def _span(part: Part, reader: str) -> Span:
     chunk = next((c for c in part.entry.chunks if _region(part.entry, c) == part.region), None)
     if chunk is None or chunk.span is None or chunk.strides is not None:
         raise ConfigError(
-            f"tensor {shown(part.entry.name)!r}: {reader} reads safetensors files, and it is not a tensor of one: take "
-            "load_format 'auto'"
+            f"tensor {shown(part.entry.name)!r}: {reader} reads safetensors files, and it is not a tensor of one: let "
+            "tensorferry read it, with another load_format"
         )
     return chunk.span
 

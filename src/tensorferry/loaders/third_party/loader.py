@@ -18,7 +18,7 @@ from tensorferry.loaders.third_party.executor import LibraryExecutor
 from tensorferry.loaders.third_party.library import Library
 from tensorferry.report import Report
 
-__all__ = ["ThirdPartyLoader"]
+__all__ = ["ThirdPartyLoader", "refuse_own_reading"]
 
 
 class ThirdPartyLoader(DefaultModelLoader):
@@ -33,13 +33,7 @@ class ThirdPartyLoader(DefaultModelLoader):
 
     def __init__(self, load_config: LoadConfig | None = None, *, weight_name_filter: NameFilter | None = None) -> None:
         super().__init__(load_config, weight_name_filter=weight_name_filter)
-        config = self.load_config
-        for option, given in (("strategy", config.strategy != "lazy"), ("threads", config.reading.threads)):
-            if given:
-                raise ConfigError(
-                    f"{option} says how tensorferry reads, and with load_format {config.load_format!r} "
-                    f"{self.library.distribution} does: leave it out"
-                )
+        refuse_own_reading(self.load_config, self.library)
 
     @property
     @abstractmethod
@@ -64,3 +58,13 @@ class ThirdPartyLoader(DefaultModelLoader):
     @property
     def _format(self) -> str:
         return "safetensors"
+
+
+def refuse_own_reading(config: LoadConfig, library: Library) -> None:
+    """Raise ConfigError for options that say how tensorferry reads, where a library does."""
+    for option, given in (("strategy", config.strategy != "lazy"), ("threads", config.reading.threads)):
+        if given:
+            raise ConfigError(
+                f"{option} says how tensorferry reads, and with load_format {config.load_format!r} "
+                f"{library.distribution} does: leave it out"
+            )
