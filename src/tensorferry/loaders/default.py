@@ -36,7 +36,7 @@ class DefaultModelLoader(BaseModelLoader):
     A model says how it is filled. One with `weight_rules` (a RuleSet) is planned by them; else one with a method
     ``load_weights(iterable)`` is traced or streamed, as configured; any other is planned by the names of its
     parameters, or as the library that it comes from names them. Its own loader gets the names of transformers, where a
-    checkpoint has others and these are known (GGUF). Other attributes of a model that are honoured:
+    checkpoint has others and these are known (GGUF, Meta, Mistral). Other attributes of a model that are honoured:
 
     * secondary_weights: a list of `Source`, whose entries join those of the primary one under their prefixes.
     * allow_patterns_overrides, fall_back_to_pt_during_load: as in `Source`, for the primary one.

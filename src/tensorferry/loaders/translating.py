@@ -16,7 +16,10 @@ __all__ = ["TRANSLATORS", "Translator", "translate"]
 Translator = Callable[[Storage, Catalogue], Mapped | None]
 """Returns the catalogue of the files in a storage under the names of transformers; None for files that are not its."""
 
-TRANSLATORS = ("tensorferry.compat.gguf.translating:translated",)
+TRANSLATORS = (
+    "tensorferry.compat.gguf.translating:translated",
+    "tensorferry.compat.consolidated.translating:translated",
+)
 """Where translators are, as module and name. They stand beside the loaders, and are imported when they are needed."""
 
 

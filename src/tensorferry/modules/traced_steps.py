@@ -83,7 +83,8 @@ def _plain(parameter: str, spec: TensorSpec, copy: Copy, entry: TensorEntry) -> 
 
 
 def _step(parameter: str, into: Region, entry: TensorEntry, source: Region) -> Step:
-    if source.view == entry.shape or entry.span is not None or entry.made is not None:
+    is_made = entry.made is not None and entry.made.via is not None
+    if source.view == entry.shape or entry.span is not None or is_made:
         return Step(parameter, into, (Source(entry, source),))
     window = Region.whole(source.shape)
     return Step(parameter, into, (Source(entry, Region.whole(entry.shape)),), Take(source, source.shape), window)
