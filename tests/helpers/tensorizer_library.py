@@ -1,6 +1,6 @@
 """The tensorizer library as tests use it: what it writes, what it reads, and tensors of every type that it knows.
 
-It looks for libsodium on the machine; where that has none, it is given the one that is inside of PyNaCl.
+It looks for libsodium on the machine; where that has none, it is given the one that the wheels of pyzmq bring.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import ctypes.util
 import importlib
 from collections.abc import Mapping
 from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,8 @@ SAMPLES: Mapping[str, torch.Tensor] = {
 def library() -> Any:
     """Return the module `tensorizer`."""
     found = ctypes.util.find_library
-    if not _has_sodium():
-        inside = importlib.import_module("nacl._sodium").__file__
-        ctypes.util.find_library = lambda name: inside if name == "sodium" else found(name)
+    if not _has_sodium() and (bundled := _bundled_sodium()) is not None:
+        ctypes.util.find_library = lambda name: bundled if name == "sodium" else found(name)
     try:
         return importlib.import_module("tensorizer")
     finally:
@@ -64,9 +64,15 @@ def _has_sodium() -> bool:
     return False
 
 
+def _bundled_sodium() -> str | None:
+    with suppress(PackageNotFoundError):
+        return next((str(f.locate()) for f in files("pyzmq") or () if f.name.startswith("libsodium")), None)
+    return None
+
+
 needs_sodium = pytest.mark.skipif(
     not (library() and importlib.import_module("tensorizer._crypt").available),
-    reason="tensorizer finds no libsodium, neither the system's nor that of PyNaCl",
+    reason="tensorizer finds no libsodium, neither the system's nor that of pyzmq",
 )
 
 
