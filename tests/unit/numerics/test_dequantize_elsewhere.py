@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.gguf_models import write_gguf
+from helpers.uploads import Uploads
 from tensorferry import Place, RuleSet, open_checkpoint
 from tensorferry.api import prepare, run
 from tensorferry.core.dtypes import DTYPES, DType, Kind
@@ -141,23 +141,6 @@ def checkpoint_of(folder: Path, count: int = 1) -> Path:
     return write_gguf(folder / "m.gguf", "llama", {}, values, packed=dict.fromkeys(values, "Q8_0"))
 
 
-class Moved(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the type of each tensor that goes from the CPU to meta, and its bytes."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.types: set[torch.dtype] = set()
-        self.bytes = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        source = args[1] if "copy_" in str(func) else args[0] if args else None
-        if isinstance(source, torch.Tensor) and isinstance(out, torch.Tensor) and source.is_cpu and out.is_meta:
-            self.types.add(source.dtype)
-            self.bytes += source.nbytes
-        return out
-
-
 @pytest.mark.parametrize("how", RULES)
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 def test_only_packed_bytes_go_to_the_device(how: str, kind: torch.dtype, tmp_path: Path) -> None:
@@ -168,7 +151,7 @@ def test_only_packed_bytes_go_to_the_device(how: str, kind: torch.dtype, tmp_pat
         plan = prepare(model, checkpoint, rules=RuleSet(Place("w0", "p", via=via))).plan
         packed = checkpoint.read("w0").flatten()
     schedule = lower(plan, max_gap=0, max_read=1 << 20, max_staging=1 << 20, waste=1.0)
-    moved = Moved()
+    moved = Uploads()
     with moved:
         for batch in schedule.batches:
             for task in batch.tasks:
