@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import traceback
 from pathlib import Path
 
@@ -179,6 +180,14 @@ def test_any_part_of_a_file_is_decrypted_and_each_box_once_by_reads_that_follow_
     storage.read_vector(span.file, span.offset - 10, [memoryview(around)[:100], memoryview(around)[100:]])
     assert around[10:-8] == got
     assert around[:10] == inner.files["m.tensors"][span.offset - 10 : span.offset]
+
+
+def test_what_decrypts_is_named_where_it_is_not_installed(
+    ours: Path, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "nacl.bindings", None)
+    with pytest.raises(ConfigError, match=r"PyNaCl.*pip install 'tensorferry\[tensorizer\]'"):
+        tensorferry.open_checkpoint(ours, encryption_keyfile=key)
 
 
 def test_nothing_is_read_when_it_is_closed(ours: Path, key: Path) -> None:
