@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from helpers.checkpoints import write_safetensors
+from helpers.gguf_bytes import Q8_0, T, gguf
 from helpers.measuring import measured
 
 MIB = 1 << 20
@@ -33,6 +34,25 @@ def source(tmp_path: Path) -> None:
     small = {f"s{n}": torch.full((100,), float(n)) for n in range(50)}
     write_safetensors(tmp_path / "src" / "model.safetensors", {"large": large, **small})
     write_safetensors(tmp_path / "small" / "model.safetensors", small)
+
+
+PACKED = """
+options = ReadOptions(max_staging=int(sys.argv[2]), max_read=int(sys.argv[2]) // 8)
+peak.of(lambda: tensorferry.convert(folder + "/small.gguf", folder + "/warm", dtype="bfloat16", names="keep"))
+how = {"dtype": "bfloat16", "names": "keep", "options": options}
+told["peak"], told["after"] = peak.of(lambda: tensorferry.convert(folder + "/large.gguf", folder + "/out", **how))
+told["written"], told["staged"] = peak.result.nbytes, peak.result.staging_peak
+"""
+
+
+def test_packed_blocks_of_one_large_tensor_become_numbers_within_the_bound(tmp_path: Path) -> None:
+    for name, rows in (("small", 4), ("large", 10 * BOUND // 2 // 4096)):
+        data = bytes(range(1, 35)) * (rows * 4096 // 32)
+        (tmp_path / f"{name}.gguf").write_bytes(gguf([T("w", (4096, rows), Q8_0, data)]))
+    told = measured(PACKED, tmp_path, str(BOUND))
+    assert told["written"] == 10 * BOUND
+    assert told["staged"] <= BOUND
+    assert told["peak"] <= BOUND + SLACK
 
 
 @pytest.mark.parametrize(

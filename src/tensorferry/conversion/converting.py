@@ -86,12 +86,13 @@ def convert(
     refuse_taken(destination, single=single, overwrite=overwrite)
     seconds: dict[str, float] = {}
     with open_checkpoint(path, options=options, **opening) as checkpoint:
+        _refuse_own_file(checkpoint, destination)
         with timed(seconds, "plan"):
             job = planned(checkpoint, writer, wanted, destination, single=single, named=_is_named(path, checkpoint))
         if dry_run:
             return replace(job.account(), destination=os.fspath(dst), seconds=seconds, dry_run=True)
         made = replace(_done(job, wanted, telling, seconds), destination=os.fspath(dst))
-    for warning in made.warnings:
+    for warning in made.warnings[len(checkpoint.warnings) :]:  # of those, opening has told
         logger.warning("%s: %s", shown(str(destination), 300), shown(warning, 1000))
     return made
 
@@ -103,15 +104,23 @@ def _refuse_overlap(source: Path, destination: Path, *, single: bool) -> None:
         raise ConfigError(f"{shown(str(destination), 300)} is, or holds, what is to be converted: give another place")
 
 
+def _refuse_own_file(checkpoint: Checkpoint, destination: Path) -> None:
+    """Raise ConfigError where the destination is a file of the source."""
+    for file in checkpoint.selection.files:
+        if Path(os.path.realpath(Path(checkpoint.uri, file.path))) == destination:
+            raise ConfigError(
+                f"{shown(str(destination), 300)} is, or holds, what is to be converted: give another place"
+            )
+
+
 def _is_named(path: str | os.PathLike[str], checkpoint: Checkpoint) -> bool:
     """Whether one weight file was named, in a folder that may hold files of anything else."""
     return Path(path).is_file() and checkpoint.selection.index is None
 
 
 def _done(job: Job, wanted: Wanted, progress: Progress, seconds: dict[str, float]) -> Conversion:
-    needed = sum(file.nbytes for file in job.files) or job.nbytes
     with (
-        telling_of_the_disk(job.destination, needed + job.beside.nbytes),
+        telling_of_the_disk(job.destination, job.needed),
         building(job.destination, single=job.single, overwrite=wanted.overwrite) as folder,
     ):
         with timed(seconds, "write"), _production(job, wanted) as production:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from tensorferry.conversion.naming import Named, named
 from tensorferry.conversion.report import Conversion
 from tensorferry.conversion.types import NUMBERS, settled_types
 from tensorferry.conversion.wanted import Wanted
-from tensorferry.core.amounts import counted
+from tensorferry.core.amounts import counted, human_bytes
 from tensorferry.core.dtypes import DTYPES, DType
 from tensorferry.core.plan import Plan, problem_lines
 from tensorferry.core.planning import make_plan
@@ -53,6 +54,11 @@ class Job:
     def nbytes(self) -> int:
         """Bytes of all values."""
         return sum(t.dtype.nbytes(t.shape) for t in self.tensors.values())
+
+    @property
+    def needed(self) -> int:
+        """Bytes that all files take, as far as they are known."""
+        return (sum(file.nbytes for file in self.files) or self.nbytes) + self.beside.nbytes
 
     @property
     def order(self) -> list[str]:
@@ -117,7 +123,15 @@ def planned(
         kept=kept,
         notes=tuple(_notes(checkpoint, destination, beside, single=single)),
     )
-    return replace(job, files=_files(job))
+    job = replace(job, files=_files(job))
+    return replace(job, notes=(*job.notes, *_lacking_room(job)))
+
+
+def _lacking_room(job: Job) -> Iterator[str]:
+    """Yield a warning where the disk is too small by what is known; others may free it meanwhile, or fill it."""
+    free = shutil.disk_usage(job.destination.parent).free
+    if free < job.needed:
+        yield f"{human_bytes(job.needed)} are needed, and {human_bytes(free)} are free"
 
 
 def _files(job: Job) -> tuple[NewFile, ...]:

@@ -234,6 +234,7 @@ def test_the_source_is_no_destination(source: Path, tmp_path: Path) -> None:
     for place in (source, tmp_path, tmp_path / "link"):
         with pytest.raises(ConfigError, match="is, or holds, what is to be converted: give another place"):
             convert(source, place, overwrite=True)
-    with pytest.raises(ConfigError, match="is, or holds"):
-        convert(source / "model.safetensors", source, overwrite=True)
+    for given, place in ((source / "model.safetensors", source), (source, source / "model.safetensors")):
+        with pytest.raises(ConfigError, match="is, or holds"):
+            convert(given, place, overwrite=True)
     assert_same(tensors_of(source), MIXED)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -162,6 +164,15 @@ def test_rem_09_a_full_disk_says_what_is_needed_and_what_is_free_and_leaves_noth
         convert(source, tmp_path / "out")
     assert caught.value.errno == errno.ENOSPC
     assert left(tmp_path) == ["src"]
+
+
+def test_a_disk_that_looks_too_small_is_a_warning_beforehand(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=10))
+    account = convert(source, tmp_path / "out", dry_run=True)
+    assert any(warning.endswith("B are needed, and 10 B are free") for warning in account.warnings)
+    assert convert(source, tmp_path / "out").tensors == 1
 
 
 def test_a_source_that_changes_meanwhile_is_the_sources_fault(
