@@ -1,8 +1,8 @@
-"""Which causal language models of transformers are right when tensorferry divides them among ranks by their class's plan.
+"""Which causal language models of transformers are right when tensorferry divides them by the plan of their class.
 
-Every class of MODEL_FOR_CAUSAL_LM_MAPPING that has a tensor- or expert-parallel plan is built tiny, saved, loaded whole,
-and loaded by 2 (or more) processes that talk through gloo; their logits are compared with those of the whole model, in
-float32. Prints `N of M classes with a plan are right`, what a rank read of each, and the reason of each miss.
+Every class of MODEL_FOR_CAUSAL_LM_MAPPING that has a tensor- or expert-parallel plan is built tiny, saved, loaded
+whole, and loaded by 2 (or more) processes that talk through gloo; their logits are compared with those of the whole
+model, in float32. Prints `N of M classes with a plan are right`, what a rank read of each, and the reason of each miss.
 
     python benchmarks/sweep_parallel.py [--only LlamaForCausalLM …] [--tp 2] [--ep 1] [--timeout 120]
 """
@@ -49,9 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for config_class, name in classes(options.only):
         outcome = tried(config_class, name, options.tp, options.ep, options.timeout)
         outcomes.append(outcome)
-        if outcome.kind not in ("right", "no plan", "not built"):
-            print(f"{outcome.kind}: {outcome.name}: {outcome.detail}", flush=True)
-        elif options.only:
+        if outcome.kind not in ("right", "no plan", "not built") or options.only:
             print(f"{outcome.kind}: {outcome.name}: {outcome.detail}", flush=True)
     counts = Counter(o.kind for o in outcomes)
     planned = len(outcomes) - counts["no plan"] - counts["not built"]

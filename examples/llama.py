@@ -1,7 +1,8 @@
 """A decoder of the Llama family on tensorferry's parallel layers: a model as an inference engine would write it.
 
 It fuses q, k and v, and gate and up, has a mixture of experts where the configuration says so, and divides everything
-among ranks. What it does not do is load weights: `weight_rules` says which tensors of a Hugging Face checkpoint go where.
+among ranks. What it does not do is load weights: `weight_rules` says which tensors of a Hugging Face checkpoint go
+where.
 
     torchrun --nproc-per-node 2 examples/llama.py FOLDER --prompt "1, 2, 3, 4,"
 """
@@ -31,6 +32,7 @@ from tensorferry.parallel import (
     VocabParallelEmbedding,
 )
 
+ALONE = ParallelConfig()
 Config = dict[str, Any]
 """A config.json of Hugging Face's: llama, mistral, qwen2 or mixtral."""
 
@@ -62,7 +64,7 @@ class Attention(nn.Module):
         self.o_proj = RowParallelLinear(heads * self.head_size, hidden, out_bias, parallel=parallel)
 
     def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        q, k, v = (part.unflatten(-1, (-1, self.head_size)).transpose(1, 2) for part in self._qkv(x))
+        q, k, v = (part.reshape(*part.shape[:-1], -1, self.head_size).transpose(1, 2) for part in self._qkv(x))
         q, k = rotated(q, cos, sin), rotated(k, cos, sin)
         out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         joined: torch.Tensor = self.o_proj(out.transpose(1, 2).flatten(-2))
@@ -121,7 +123,7 @@ class Block(nn.Module):
 class Llama(nn.Module):
     """The decoder with its output head. input: token ids ``[batch, tokens]``; output: logits, on every rank."""
 
-    def __init__(self, config: Config, parallel: ParallelConfig = ParallelConfig()) -> None:
+    def __init__(self, config: Config, parallel: ParallelConfig = ALONE) -> None:
         super().__init__()
         self.config, tokens, hidden = config, config["vocab_size"], config["hidden_size"]
         self.embed_tokens = VocabParallelEmbedding(tokens, hidden, parallel=parallel)
@@ -136,10 +138,12 @@ class Llama(nn.Module):
         """Where the tensors of a Hugging Face checkpoint go. Names that stay as they are need no rule."""
         attention, mlp = "layers.{i}.self_attn.", "layers.{i}.mlp."
         placed = [
-            Place(f"model.{attention}{slot}_proj.{{leaf:part}}", f"{attention}qkv_proj.{{leaf}}", slot) for slot in "qkv"
+            Place(f"model.{attention}{slot}_proj.{{leaf:part}}", f"{attention}qkv_proj.{{leaf}}", slot)
+            for slot in "qkv"
         ]
         placed += [
-            Place(f"model.{mlp}{slot}_proj.{{leaf:part}}", f"{mlp}gate_up_proj.{{leaf}}", slot) for slot in ("gate", "up")
+            Place(f"model.{mlp}{slot}_proj.{{leaf:part}}", f"{mlp}gate_up_proj.{{leaf}}", slot)
+            for slot in ("gate", "up")
         ]
         moe = next((m for m in self.modules() if isinstance(m, FusedMoE)), None)
         routed = "model.layers.{i}.block_sparse_moe."
@@ -179,7 +183,7 @@ def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
     return x * cos + torch.cat([-other, one], dim=-1) * sin
 
 
-def load_llama(folder: Path, parallel: ParallelConfig = ParallelConfig(), *, dtype: torch.dtype | None = None) -> Llama:
+def load_llama(folder: Path, parallel: ParallelConfig = ALONE, *, dtype: torch.dtype | None = None) -> Llama:
     """Return the model of `folder` on meta first, then filled with this rank's parts, and nothing else read."""
     config = json.loads((folder / "config.json").read_text())
     before = torch.get_default_dtype()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 # Read by torch when it is imported: two workers share two cores.
@@ -14,6 +16,8 @@ if not Path("/dev/nvidiactl").exists():
 
 import pytest
 from hypothesis import settings
+
+from helpers.ranks import Ranks
 
 # Checks that other packages subclass, too: their assertions should say what was found.
 pytest.register_assert_rewrite("helpers.format_conformance", "helpers.measuring")
@@ -45,3 +49,24 @@ def _has_cuda() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+@pytest.fixture(scope="session")
+def two_ranks() -> Iterator[Ranks]:
+    """Two processes that are ranks of one group; as the other groups, started when a test first asks for it."""
+    with closing(Ranks(2)) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="session")
+def three_ranks() -> Iterator[Ranks]:
+    """Three ranks of one group."""
+    with closing(Ranks(3)) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="session")
+def four_ranks() -> Iterator[Ranks]:
+    """Four ranks of one group."""
+    with closing(Ranks(4)) as ranks:
+        yield ranks

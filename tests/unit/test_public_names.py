@@ -23,6 +23,8 @@ PUBLIC = [
     "Box", "Catalogue", "Drop", "Feeder", "Ignore", "Join", "Layout", "Place", "Plan", "Region", "RuleSet", "Slot",
     "Split", "TensorEntry",
     "Add", "Chain", "Concat", "Custom", "Dequantize", "Part", "Permute", "Stack", "Take", "Transpose",
+    # tensors whose blocks stay packed
+    "PackedParameter", "PackedTensor", "keep_packed", "packed_types",
     # models with a loader of their own
     "stream_opaque", "trace",
     # the Model Loader face

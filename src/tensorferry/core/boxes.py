@@ -195,7 +195,7 @@ def _box_of_run(shape: Shape, first: int, last: int) -> tuple[Shape, Shape] | No
     """Return the box that the positions ``first <= p < last`` are, or None where they are several."""
     low: list[int] = []
     high: list[int] = []
-    for n, step in zip(shape, strides_of(shape), strict=True):
+    for step in strides_of(shape):
         a, b = first // step, -(-last // step)
         if b - a > 1 and (first % step or last % step):
             return None

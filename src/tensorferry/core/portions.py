@@ -24,7 +24,8 @@ def portions(plan: Plan, order: Iterable[str], most: int) -> Iterator[Plan]:
 
     The parameters of each take at most `most` bytes: whole ones, or, under the same name, pieces whose bytes are those
     of the parameter from where the last piece ended. A parameter is in one piece, however large, where its steps see it
-    in ways that have no common cut, or need all of an entry for each part of it. A tie is made like its owner; drops and problems are left behind.
+    in ways that have no common cut, or need all of an entry for each part of it. A tie is made like its owner; drops
+    and problems are left behind.
     """
     steps: Mapping[str, list[Step]] = defaultdict(list)
     for step in plan.steps:

@@ -6,7 +6,8 @@ from names.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from tensorferry.core.boxes import Region, Shape
@@ -54,7 +55,7 @@ class Layout:
 
     slots: Mapping[str, Slot]
     default: float | None = None
-    absent: Set[str] = frozenset()
+    absent: AbstractSet[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class TargetTensor:
     slots: Mapping[str, Slot] = field(default_factory=dict)
     default: float | None = None
     alias_of: str | None = None
-    absent: Set[str] = frozenset()
+    absent: AbstractSet[str] = frozenset()
 
     @classmethod
     def plain(cls, name: str, dtype: DType, shape: Shape) -> TargetTensor:

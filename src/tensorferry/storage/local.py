@@ -248,6 +248,7 @@ class LocalStorage:
         except BaseException:
             os.close(fd)
             raise
+        _read_as_asked(fd)
         return fd
 
     def _identities(self, path: str) -> Iterator[Identity | None]:
@@ -265,6 +266,13 @@ class LocalStorage:
                 f"{self._folder.label(path)}: changed while it was in use: {_difference(before, now)}; "
                 "what was read from it cannot be trusted: load again"
             )
+
+
+def _read_as_asked(fd: int) -> None:
+    """Ask the kernel to bring the pages of a read and no more: what is wanted next is known and asked for here."""
+    if hasattr(os, "posix_fadvise"):
+        with suppress(OSError):
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
 
 
 def _place_of(fd: int) -> str | None:

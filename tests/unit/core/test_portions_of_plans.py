@@ -13,7 +13,6 @@ from tensorferry.core.ruleset import RuleSet
 from tensorferry.core.target import TargetTensor
 from tensorferry.core.transforms import Permute, TensorSpec, Transform, Transpose
 
-
 FED = RuleSet(*(Place(name, "p", name) for name in "abc"))
 
 

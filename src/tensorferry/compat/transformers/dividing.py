@@ -162,7 +162,7 @@ class _Dividing:
         style, experts = self.plan.tensor.get(starred), self.plan.expert.get(starred)
         if experts in _EXPERTS or style in _SUMMED:
             self._experts(name, module, style, experts)
-        elif style is not None:
+        elif style is not None and style not in _NOTHING:
             self._styled(name, module, style)
         else:
             for leaf in list(module._parameters):
@@ -170,8 +170,6 @@ class _Dividing:
                     self._parameter(name, module, leaf, own)
 
     def _styled(self, name: str, module: nn.Module, style: str) -> None:
-        if style in _NOTHING:
-            return
         if style == "embedding_rowwise" and isinstance(module, nn.Embedding):
             self._embedding(name, module)
         elif style == "moe_identity_expert":
@@ -272,7 +270,9 @@ class _Dividing:
                 part = cut_experts(part, self.parallel, name)
             own = self.plan.tensor.get(where)
             if own is not None:
-                part = _cut_by(own, part, sharing, f"{name}.{leaf}")
+                packed = own == "colwise" and leaf == "gate_up_proj" and getattr(module, "is_concatenated", True)
+                # Plans say colwise where the tensor on disk has gate and up in turns; what is divided here has not.
+                part = _cut_by("packed_colwise" if packed else own, part, sharing, f"{name}.{leaf}")
             elif leaf.endswith("bias") and sharing.rank:
                 part = replace(part, default=0.0, nothing=True)  # each rank would add it
             if part != whole(parameter):
