@@ -130,7 +130,7 @@ def replicated_logits(rank: int, size: int, folder: Path) -> torch.Tensor:
 
 
 def test_everything_that_cannot_be_divided_is_named_at_once(tmp_path: Path) -> None:
-    folder = saved("Llama", tmp_path, num_attention_heads=3, num_key_value_heads=1, hidden_size=33, head_dim=11)
+    folder = saved("Llama", tmp_path, num_attention_heads=3, num_key_value_heads=1, hidden_size=30, head_dim=10)
     config = json.loads((folder / "config.json").read_text())
     assert config["num_attention_heads"] == 3
     with pytest.raises(ValueError, match=r"layers\.\*\.self_attn\.q_proj: 3 heads cannot be divided among 2 ranks"):

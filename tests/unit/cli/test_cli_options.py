@@ -18,7 +18,7 @@ from helpers.hubserver import HubServer, hub_for_tests
 from helpers.tiny_transformers import saved
 from tensorferry.cli.main import app
 
-COMMANDS = ("inspect", "plan", "load", "run", "verify")
+COMMANDS = ("inspect", "plan", "load", "run", "convert", "verify")
 
 
 @pytest.fixture
