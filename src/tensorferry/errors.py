@@ -24,6 +24,7 @@ it is False until a load has begun to write. Names that come out of files pass t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from tensorferry.problems import Problem
@@ -45,6 +46,11 @@ __all__ = [
     "WriteError",
     "shown",
 ]
+
+
+_CREDENTIALS = re.compile(r"(?i)([a-z][a-z0-9+.-]{0,20}:/{1,2})(?:[^/?#\s]*|[^/?#\s:@]*:[^\s@]*)@")
+_QUERY = re.compile(r"(?i)([a-z][a-z0-9+.-]{0,20}:/{1,2}[^\s?#]*)\?[^\s#]*")
+_LONGEST_URL = 2048  # characters, of which the end of a credential may be searched
 
 
 class TensorferryError(Exception):
@@ -115,10 +121,17 @@ class FinalizeError(TensorferryError, RuntimeError):
 
 
 def shown(text: str, limit: int = 120) -> str:
-    """Return `text` from a file made safe for a terminal or a log: escaped and at most `limit` long.
+    """Return `text` from a file or a caller made safe for a terminal or a log: escaped and at most `limit` long.
+
+    Credentials and queries of URLs are left out.
 
     >>> shown("a\\x1b[31mb")
     'a\\\\x1b[31mb'
+    >>> shown("s3://key:secret@host/model?signature=secret")
+    's3://…@host/model?…'
     """
+    text = text[: limit + _LONGEST_URL]
+    if ":/" in text:
+        text = _QUERY.sub(r"\1?…", _CREDENTIALS.sub(r"\1…@", text))
     safe = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[: limit + 1])
     return safe if len(safe) <= limit else safe[: limit - 1] + "…"
