@@ -97,7 +97,9 @@ class BaseModelLoader(ABC):
     @property
     def progress(self) -> Progress:
         """What is told of the load: nothing, unless that was configured."""
-        return for_stream() if self.load_config.progress else SILENT
+        parallel = self.load_config.parallel
+        first = parallel.rank == parallel.ep_rank == 0
+        return for_stream() if self.load_config.progress and first else SILENT
 
 
 def checked(name: str, value: object, kind: type[_T]) -> _T:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from tensorferry import errors
-from tensorferry.errors import ReadError, TensorferryError, shown
+from tensorferry.errors import ConfigError, ReadError, TensorferryError, shown
 from tensorferry.parallel.groups import Ranks
 
 __all__ = ["Agreement"]
@@ -18,70 +21,165 @@ __all__ = ["Agreement"]
 _EVERY = 0.2
 """Seconds between two looks at whether another rank has failed."""
 
+_KEYS = "tensorferry"
+"""Before the keys by which ranks tell each other, beside collectives, that one of them has failed, or is lost."""
 
-class _Stopped(Exception):
+
+class _Stopped(TensorferryError):
     """Another rank has failed, and this one has no error of its own."""
 
 
 class Agreement:
     """What `ranks` do as one. Where torch.distributed is not initialized, or for a rank alone, nothing is asked.
 
-    Every rank has to make one, and to enter the same blocks in the same order.
+    Every rank has to make one, and to enter the same blocks in the same order. group: of torch.distributed, with just
+    these ranks; by default all. What is agreed on by one group of ranks has nothing to do with what others agree on.
+    device: on which the group exchanges tensors, if it cannot on the CPU; by default torch's current one.
     """
 
-    _made = 0
-
-    def __init__(self, ranks: Ranks, group: dist.ProcessGroup | None = None) -> None:
-        self._ranks, self._group = ranks, group
+    def __init__(
+        self,
+        ranks: Ranks,
+        group: dist.ProcessGroup | None = None,
+        *,
+        device: torch.device | str | None = None,
+    ) -> None:
+        self._ranks, self._group, self._device = ranks, group, device
         self._asks = ranks.size > 1 and dist.is_available() and dist.is_initialized()
-        Agreement._made += 1
-        self._key = f"tensorferry/failed/{Agreement._made}"
+        self._failed = self._lost = ""  # keys, known when the ranks have met
         self._looked = time.monotonic()
 
     @contextmanager
-    def together(self) -> Iterator[None]:
-        """Raise in every rank what the block raised in the first rank in which it did; only then may ranks go on."""
+    def together(self, *, touches: bool = False) -> Iterator[None]:
+        """Raise in every rank what the block raised in the first rank in which it did; only then may ranks go on.
+
+        touches: whether the block writes to a model, so that an error of another rank finds this one's written to.
+        Raises ConfigError where the ranks are not those of the group, and ReadError where one of them cannot be
+        reached any more; the group is of no use then.
+        """
         if not self._asks:
             yield
             return
+        self._meet()
         mine: BaseException | None = None
         try:
             yield
         except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks wait for word of it
             mine = error
             if not isinstance(error, _Stopped):
-                self._store().set(self._key, "")
-        said: list[Any] = [None] * self._ranks.size
-        told = None if mine is None or isinstance(mine, _Stopped) else _told(mine)
-        dist.all_gather_object(said, told, group=self._group)
-        for rank, found in enumerate(said):
+                self._tell(self._failed)
+        touched = touches if mine is None else getattr(mine, "touched", False)
+        for rank, found in enumerate(self._outcomes(mine)):
             if found is not None:
-                raise _again(rank, self._ranks.size, found) from (mine if rank == self._ranks.rank else None)
+                again = _again(rank, self._ranks.size, found)
+                again.touched = touched
+                raise again from (mine if rank == self._ranks.rank else None)
+
+    def _outcomes(self, mine: BaseException | None) -> list[Any]:
+        """Return what became of the block in each rank: None, or the error that it met."""
+        own = None if isinstance(mine, _Stopped) else mine
+        try:
+            return self._gathered(None if own is None else _told(own))
+        except ReadError as lost:
+            lost.touched = getattr(mine, "touched", False)
+            if own is None:
+                raise
+            raise own from lost
 
     def watch(self) -> None:
         """Leave the block at once where another rank has failed meanwhile. Cheap; to be called often."""
         now = time.monotonic()
         if self._asks and now - self._looked >= _EVERY:
             self._looked = now
-            if self._store().check([self._key]):
+            if self._was_told(self._failed) or self._was_told(self._lost):
                 raise _Stopped
+
+    def _meet(self) -> None:
+        """Find a name that no other agreement has, and see that the ranks are those of the group."""
+        if self._failed:
+            return
+        size = dist.get_world_size(self._group)
+        if size < 1:
+            raise ConfigError(f"{self._ranks} was given a process group that this process is no member of")
+        group: Any = self._group or dist.group.WORLD
+        self._lost = f"{_KEYS}/lost/{group.group_name}"
+        said = self._gathered([uuid.uuid4().hex, self._ranks.size, self._ranks.rank])
+        self._failed = f"{_KEYS}/failed/{said[0][0]}"
+        if [given[1:] for given in said] != [[size, rank] for rank in range(size)]:
+            given = ", ".join(f"{rank} of {ranks}" for _, ranks, rank in said)
+            raise ConfigError(
+                f"the {size} processes of the group were told to be ranks {given}: give each its own rank in "
+                "`parallel`, and as `group` the one of the ranks that share the model"
+            )
+
+    def _gathered(self, told: Any) -> list[Any]:
+        """Return what every rank of the group tells, which is plain data."""
+        data = json.dumps(told).encode() if told is not None else b""
+        sizes = [int(size) for size in self._exchanged(torch.tensor([len(data)]))]
+        if not any(sizes):
+            return [None] * len(sizes)
+        sent = torch.tensor(list(data.ljust(max(sizes))), dtype=torch.uint8)
+        texts = [bytes(t.tolist())[:size] for t, size in zip(self._exchanged(sent), sizes, strict=True)]
+        return [json.loads(text) if text else None for text in texts]
+
+    def _exchanged(self, sent: torch.Tensor) -> list[torch.Tensor]:
+        """Return the tensors of all ranks. Raises ReadError, soon, where one of them has ended."""
+        sent = sent.to(_device(self._group, self._device))
+        found = [torch.empty_like(sent) for _ in range(dist.get_world_size(self._group))]
+        try:
+            work = dist.all_gather(found, sent, group=self._group, async_op=True)
+            while not work.is_completed():
+                if self._was_told(self._lost):
+                    raise _lost(self._ranks)
+                time.sleep(0.002)
+            work.wait()
+        except RuntimeError as error:  # of torch, which has no class for it
+            self._tell(self._lost)
+            raise _lost(self._ranks) from error
+        return [tensor.cpu() for tensor in found]
+
+    def _tell(self, key: str) -> None:
+        try:
+            self._store().set(key, "")
+        except RuntimeError:  # of torch: the rank that keeps the store has ended, which all will notice
+            return
+
+    def _was_told(self, key: str) -> bool:
+        try:
+            return bool(self._store().check([key]))
+        except RuntimeError as error:
+            raise _lost(self._ranks) from error
 
     def _store(self) -> Any:
         return dist.distributed_c10d._get_default_store()
 
 
-def _told(error: BaseException) -> tuple[str, str, bool]:
-    """Return class, words and `touched` of an error."""
-    return type(error).__name__, str(error), getattr(error, "touched", False)
+def _device(group: dist.ProcessGroup | None, device: torch.device | str | None) -> torch.device:
+    """Return where tensors have to be that the group exchanges: on the CPU, if it can."""
+    backends = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
+    if backends.get("cpu", "nccl") != "nccl":
+        return torch.device("cpu")
+    given = torch.device(device or "cuda")
+    return given if given.type != "cpu" else torch.device("cuda")
 
 
-def _again(rank: int, ranks: int, found: tuple[str, str, bool]) -> TensorferryError:
+def _lost(ranks: Ranks) -> ReadError:
+    return ReadError(
+        f"rank {ranks.rank} of {ranks.size} has lost another rank, which has ended or cannot be reached: its own output"
+        " says why; this process group is of no use any more"
+    )
+
+
+def _told(error: BaseException) -> tuple[str, str]:
+    """Return the words of an error, and the nearest class that it is of, ours if it is one of ours."""
+    if not isinstance(error, TensorferryError):
+        return "", f"{type(error).__name__}: {shown(str(error), 1000)}"
+    known = (kind.__name__ for kind in type(error).__mro__ if getattr(errors, kind.__name__, None) is kind)
+    return next(known), str(error)
+
+
+def _again(rank: int, ranks: int, found: tuple[str, str]) -> TensorferryError:
     """Return the error of a rank for all of them: of its class, if that is one of ours."""
-    name, words, touched = found
-    kind = getattr(errors, name, None)
-    if isinstance(kind, type) and issubclass(kind, TensorferryError):
-        made = kind(f"rank {rank} of {ranks}: {words}")
-    else:
-        made = ReadError(f"rank {rank} of {ranks}: {name}: {shown(words, 1000)}")
-    made.touched = touched
-    return made
+    name, words = found
+    kind: type[TensorferryError] = getattr(errors, name) if name else ReadError
+    return kind(f"rank {rank} of {ranks}: {words}")

@@ -120,13 +120,18 @@ def load_model(
     strict, options, progress, opening: as in `tensorferry.load`. return_report: return (model, report) instead.
 
     Raises ConfigError and UnsafeFile for a configuration that cannot or must not be built, and what `load` raises.
+    Where one rank fails, all raise what it met.
     """
-    refuse_unknown_options(load_model, opening)
-    telling, device = progress_of(progress), usable_device(device)
-    name, path = os.fspath(path), local_path(path, revision=revision, **opening)
-    ranks = Agreement(ranks_of(parallel or ParallelConfig(), group), group)
+    parallel = parallel or ParallelConfig()
+    mine = ranks_of(parallel, group)
+    ranks = Agreement(mine, group, device=device)
     with ExitStack() as until_loaded:
         with ranks.together():
+            refuse_unknown_options(load_model, opening)
+            _refuse_stages(parallel)
+            telling = SILENT if progress is True and mine.rank else progress_of(progress)
+            name, settled = os.fspath(path), usable_device(device)
+            path = local_path(path, revision=revision, **opening)
             checkpoint = until_loaded.enter_context(open_checkpoint(path, options=options, **opening))
             model, notes = build_model(
                 path,
@@ -142,10 +147,18 @@ def load_model(
             prepared = prepare(model, checkpoint, strict=strict, adapted=how)
             prepared = replace(prepared, notes=(*notes, *prepared.notes))
             refuse_misfit(prepared)
-        with ranks.together():
-            report = run(model, prepared, device=device, progress=telling, watch=ranks.watch)
+        with ranks.together(touches=True):
+            report = run(model, prepared, device=settled, progress=telling, watch=ranks.watch)
     built = cast("PreTrainedModel", model)
     return (built, report) if return_report else built
+
+
+def _refuse_stages(parallel: ParallelConfig) -> None:
+    if parallel.pp_size > 1:
+        raise ConfigError(
+            f"pp_size {parallel.pp_size}: load_model knows no pipeline stages, which can be planned with plan_cluster:"
+            " divide the model by tp_size and ep_size"
+        )
 
 
 def build_model(
