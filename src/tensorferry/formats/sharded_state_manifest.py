@@ -217,6 +217,17 @@ def _refuse_contradictions(manifest: Manifest) -> None:
     for alias, owner in manifest.aliases.items():
         if owner not in manifest.tensors or alias in manifest.tensors:
             raise ValueError(f"{shown(alias)!r} is tied to {shown(owner)!r}, and one of them alone is to be saved")
+    processed = set(manifest.post_processed or ())
+    for name in (*manifest.changed, *manifest.unset):
+        if processed.isdisjoint(_modules_around(name)):
+            raise ValueError(f"{shown(name)!r} was changed by post-processing, and no module around it was processed")
+
+
+def _modules_around(name: str) -> Iterator[str]:
+    """Yield the names of the modules that a tensor is in, the whole model last."""
+    while name:
+        name = name.rpartition(".")[0]
+        yield name
 
 
 def _dumped(value: object) -> str:

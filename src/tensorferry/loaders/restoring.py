@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -40,7 +40,16 @@ def restored(target: Target, manifest: Manifest) -> Restored:
     kept = {name: _kept(t, manifest) for name, t in target.items() if name not in gone}
     added = {name: saved.alone(name) for name, saved in tensors.items() if name not in target}
     wanted = {name: (saved.spec, saved.buffer) for name, saved in tensors.items() if name in changed}
-    return Restored(kept | added, wanted, gone)
+    return Restored(kept | added | dict(_tied_anew(target, manifest, wanted)), wanted, gone)
+
+
+def _tied_anew(target: Target, manifest: Manifest, wanted: Collection[str]) -> Iterator[tuple[str, TargetTensor]]:
+    """Yield the tensors that post-processing has tied to one that it made, as aliases of that."""
+    for alias, owner in manifest.aliases.items():
+        own = all(name not in target or target[name].alias_of is None for name in (alias, owner))
+        if owner in wanted and own and (alias not in target or alias in manifest.changed):
+            saved = manifest.tensors[owner]
+            yield alias, TargetTensor(alias, saved.dtype, saved.shape, alias_of=owner)
 
 
 def _kept(tensor: TargetTensor, manifest: Manifest) -> TargetTensor:
@@ -68,7 +77,7 @@ def refuse_other_method(model: nn.Module, manifest: Manifest, asked: str | None)
 
 def misfits(model: nn.Module, target: Target, manifest: Manifest, strict: Strictness) -> list[str]:
     """Return what of the model is not as it was saved, by name, with both sides."""
-    return [*_of_model(target, manifest, strict), *_of_state(model, target, manifest)]
+    return [*_of_model(target, manifest, strict), *_of_state(model, target, manifest), *_unfit_names(model, manifest)]
 
 
 def _of_model(target: Target, manifest: Manifest, strict: Strictness) -> Iterator[str]:
@@ -91,6 +100,26 @@ def _of_state(model: nn.Module, target: Target, manifest: Manifest) -> Iterator[
         added = name in manifest.changed and manifest.changed[name] is None
         if name not in target and not (added and name.rpartition(".")[0] in modules):
             yield f"{shown(name)}: the model lacks it"
+
+
+def _unfit_names(model: nn.Module, manifest: Manifest) -> Iterator[str]:
+    """Yield where tensors that post-processing has left would have to hang, and none can."""
+    laid = [name for name in manifest.changed if name in manifest.tensors]
+    for name in (*laid, *(alias for alias, owner in manifest.aliases.items() if owner in manifest.changed)):
+        prefix, _, leaf = name.rpartition(".")
+        try:
+            holder = model.get_submodule(prefix)
+        except AttributeError:
+            yield f"{shown(name)}: the model lacks its module"
+            continue
+        if not leaf or name.startswith(".") or not _can_hold(holder, leaf):
+            yield f"{shown(name)}: no tensor can be called so in {type(holder).__name__}"
+
+
+def _can_hold(holder: nn.Module, leaf: str) -> bool:
+    if leaf in holder._parameters or leaf in holder._buffers:
+        return True
+    return vars(holder)[leaf] is None if leaf in vars(holder) else not hasattr(holder, leaf)
 
 
 def _said(spec: TensorSpec) -> str:

@@ -79,8 +79,8 @@ def lay_out(
 
     wanted: by name, type and shape, and whether it is a buffer. What has them already stays as it is; others are made
     on meta, of the class and with the attributes of those whose place they take. aliases: names to hang the same tensor
-    at. removed: names that go, of which `unset` stay registered as None. Raises AttributeError for a name in a module
-    that is not there, with nothing changed.
+    at. removed: names that go, of which `unset` stay registered as None. The modules of all names are there, and hold
+    nothing else under them.
     """
     there = {place.name: place for place in places(model)}
     changed = {n for n, (spec, _) in wanted.items() if n not in there or spec_of(there[n].tensor) != spec}
@@ -91,10 +91,8 @@ def lay_out(
         _put(holders[name], name.rpartition(".")[2], spec, there.get(name), buffer)
     for name in gone:
         _take_away(there[name], keep=name in empty)
-    for alias, owner in aliases.items():
-        if owner in changed:
-            _hang(model, alias, owner)
-    return changed | gone
+    hung = {alias for alias, owner in aliases.items() if owner in wanted and _hang(model, alias, owner)}
+    return changed | gone | hung
 
 
 def _put(holder: nn.Module, leaf: str, spec: TensorSpec, old: Place | None, buffer: bool) -> None:
@@ -103,6 +101,7 @@ def _put(holder: nn.Module, leaf: str, spec: TensorSpec, old: Place | None, buff
     if buffer:
         vars(made).update({} if old is None else vars(old.tensor))
         holder._parameters.pop(leaf, None)
+        _free(holder, leaf)
         holder.register_buffer(leaf, made)
     else:
         trained = old is not None and old.tensor.requires_grad and made.is_floating_point()
@@ -111,10 +110,15 @@ def _put(holder: nn.Module, leaf: str, spec: TensorSpec, old: Place | None, buff
             parameter.__class__ = type(old.tensor)  # type: ignore[assignment]
             vars(parameter).update(vars(old.tensor))
         holder._buffers.pop(leaf, None)
-        if leaf in vars(holder):  # an attribute of the name that holds nothing yet
-            delattr(holder, leaf)
+        _free(holder, leaf)
         holder.register_parameter(leaf, parameter)
     _note(holder, leaf, old_form)
+
+
+def _free(holder: nn.Module, leaf: str) -> None:
+    """Remove an attribute of that name that holds nothing yet, so that a tensor can have the name."""
+    if leaf in vars(holder) and vars(holder)[leaf] is None:
+        delattr(holder, leaf)
 
 
 def _take_away(place: Place, *, keep: bool) -> None:
@@ -126,9 +130,22 @@ def _take_away(place: Place, *, keep: bool) -> None:
         delattr(place.module, place.leaf)
 
 
-def _hang(model: nn.Module, alias: str, owner: str) -> None:
-    prefix, _, leaf = alias.rpartition(".")
-    holder = model.get_submodule(prefix)
-    tensor = model.get_submodule(owner.rpartition(".")[0])._parameters.get(owner.rpartition(".")[2])
-    if tensor is not None:
-        holder._parameters[leaf] = tensor
+def _hang(model: nn.Module, alias: str, owner: str) -> bool:
+    """Hang the tensor `owner` at `alias`, too; return whether it was not there already."""
+    (holder, leaf), (other, called) = (_split(model, name) for name in (alias, owner))
+    kind = "_parameters" if called in other._parameters else "_buffers"
+    tensor = vars(other)[kind][called]
+    old = holder._parameters.get(leaf, holder._buffers.get(leaf))
+    if old is tensor:
+        return False
+    for tensors in (holder._parameters, holder._buffers):
+        tensors.pop(leaf, None)
+    _free(holder, leaf)
+    vars(holder)[kind][leaf] = tensor
+    _note(holder, leaf, None if old is None else (old.dtype, tuple(old.shape)))
+    return True
+
+
+def _split(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    prefix, _, leaf = name.rpartition(".")
+    return model.get_submodule(prefix), leaf
