@@ -17,7 +17,7 @@ from tensorferry.arguments import refuse_nonsense
 from tensorferry.checkpoint import Checkpoint, OpeningOptions, open_checkpoint, refuse_unknown_options
 from tensorferry.collector import collector_paused
 from tensorferry.config import ReadOptions
-from tensorferry.core.amounts import counted
+from tensorferry.core.amounts import counted, few
 from tensorferry.core.catalogue import TensorEntry
 from tensorferry.core.lower import lower
 from tensorferry.core.plan import Plan, Strictness
@@ -311,7 +311,7 @@ def _telling_what_was_touched(parameters: Materialized) -> Iterator[None]:
 def _refuse_losses(counters: Counters, strict: Strictness) -> None:
     spoiled = {name: loss for name, loss in counters.losses.items() if loss.overflow}
     if spoiled and strict.lossy == "error":
-        first = "; ".join(f"{name}: {loss}" for name, loss in list(spoiled.items())[:5])
+        first = few((f"{name}: {loss}" for name, loss in spoiled.items()), 5, between="; ")
         raise FinalizeError(
             f"{counted(len(spoiled), 'parameter')} lost values to a type that cannot hold them ({first}): load into a "
             "wider type such as bfloat16 or float32, or allow it with Strictness(lossy='warn')"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from tensorferry.core.amounts import counted, human_bytes
+from tensorferry.core.amounts import counted, few, human_bytes
 from tensorferry.core.names import fold
 from tensorferry.errors import shown
 
@@ -133,5 +133,4 @@ def _plain(value: Any) -> Any:
 
 def _named(what: str, names: Iterable[str]) -> list[str]:
     folded = [f.text for f in fold(names)]
-    more = f" and {len(folded) - _NAMES} more" if len(folded) > _NAMES else ""
-    return [f"  {what}: {', '.join(folded[:_NAMES])}{more}"] if folded else []
+    return [f"  {what}: {few(folded, _NAMES)}"] if folded else []

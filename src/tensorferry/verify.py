@@ -14,7 +14,7 @@ from typing import Any, Unpack
 
 from tensorferry.checkpoint import Checkpoint, OpeningOptions, open_checkpoint, refuse_unknown_options
 from tensorferry.config import ReadOptions
-from tensorferry.core.amounts import counted, human_bytes
+from tensorferry.core.amounts import counted, few, human_bytes
 from tensorferry.errors import AccessDenied, CorruptFile, LocateError, ReadError, shown
 from tensorferry.formats.file_names import format_of
 from tensorferry.manifest import Manifest, given_manifest, manifest_beside
@@ -69,7 +69,7 @@ class Verified:
         if compared:
             against = ", ".join(dict.fromkeys(compared))
             without = [shown(f.path) for f in self.files if not f.against]
-            rest = f" (none for {', '.join(without[:3])}{', …' if without[3:] else ''})" if without else ""
+            rest = f" (none for {few(without, 3)})" if without else ""
             parts.append(f"sha256 of {len(compared)} of {len(self.files)} files verified against {against}{rest}")
         if checksummed := [f for f in self.files if f.checksummed]:
             parts.append(f"checksums inside {len(checksummed)} of {len(self.files)} files verified")
@@ -136,8 +136,7 @@ def _files(checkpoint: Checkpoint) -> tuple[File, ...]:
 def _refuse_uncovered(known: Manifest, checkpoint: Checkpoint) -> None:
     uncovered = [shown(f.path) for f in checkpoint.selection.files if f.path not in known.digests]
     if known.binding and uncovered:
-        more = f" and {len(uncovered) - 5} more" if len(uncovered) > 5 else ""
-        raise LocateError(f"{known.name} has no sha256 of {', '.join(uncovered[:5])}{more} of {checkpoint.uri}")
+        raise LocateError(f"{known.name} has no sha256 of {few(uncovered, 5)} of {checkpoint.uri}")
 
 
 def _absent(known: Manifest, checkpoint: Checkpoint) -> Iterable[str]:
@@ -146,7 +145,7 @@ def _absent(known: Manifest, checkpoint: Checkpoint) -> Iterable[str]:
     kind = checkpoint.catalogue.format
     absent = [shown(p) for p in known.digests if p not in there and "/" not in p and format_of(p) == kind]
     if absent:
-        yield f"{known.name} also has {', '.join(absent[:5])}{', …' if absent[5:] else ''}, which the folder lacks"
+        yield f"{known.name} also has {few(absent, 5)}, which the folder lacks"
 
 
 def _digests(checkpoint: Checkpoint, files: Iterable[File], progress: Progress) -> list[str]:
@@ -187,10 +186,9 @@ def _compared(checkpoint: Checkpoint, pairs: Iterable[tuple[File, str]], known: 
         except CorruptFile as error:
             faults.append(str(error))
     if faults:
-        more = f"; and {len(faults) - 20} more files" if len(faults) > 20 else ""
         raise CorruptFile(
             f"{shown(checkpoint.uri, 300)}: contents are not what they should be, so fetch them again: "
-            f"{'; '.join(faults[:20])}{more}"
+            f"{few(faults, 20, between='; ', what='file')}"
         )
     return tuple(checked)
 

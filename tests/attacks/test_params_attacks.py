@@ -90,7 +90,7 @@ def test_a_params_json_that_leads_out_of_its_folder_is_not_read(tmp_path: Path) 
 
 def test_a_file_of_a_huge_number_asks_for_no_list_of_all_before_it(tmp_path: Path) -> None:
     torch.save(TENSORS, tmp_path / "consolidated.9999.pth")
-    with pytest.raises(LocateError, match=r"consolidated\.0000\.pth.* and 9995 more"):
+    with pytest.raises(LocateError, match=r"consolidated\.0000\.pth.* and 9,995 more"):
         open_files(tmp_path)
 
 

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from tensorferry.checkpoint import Checkpoint
-from tensorferry.core.amounts import counted, human_bytes
+from tensorferry.core.amounts import counted, few, human_bytes
 from tensorferry.core.catalogue import TensorEntry
 from tensorferry.core.names import fold
 from tensorferry.errors import shown
@@ -124,5 +124,4 @@ def _types(entries: Iterable[TensorEntry]) -> str:
 
 
 def _metadata(pairs: Sequence[tuple[str, str]]) -> str:
-    more = f", and {len(pairs) - _METADATA:,} more" if len(pairs) > _METADATA else ""
-    return ", ".join(f"{shown(key, 60)} = {shown(value, 60)}" for key, value in pairs[:_METADATA]) + more
+    return few((f"{shown(key, 60)} = {shown(value, 60)}" for key, value in pairs), _METADATA)

@@ -17,7 +17,7 @@ from tensorferry.conversion.place import building, real_destination, refuse_take
 from tensorferry.conversion.planning import Job, planned
 from tensorferry.conversion.report import Conversion
 from tensorferry.conversion.wanted import DEFAULT_SHARD, Names, Wanted
-from tensorferry.core.amounts import counted, human_bytes
+from tensorferry.core.amounts import counted, few, human_bytes
 from tensorferry.core.plan import Strictness
 from tensorferry.errors import ConfigError, FinalizeError, FormatError, shown
 from tensorferry.execute.production import Production
@@ -166,7 +166,7 @@ def _refuse_losses(production: Production) -> None:
     lost = dict(production.counters.losses)  # at once: the next portion is being made
     spoiled = {name: loss for name, loss in lost.items() if loss.overflow}
     if spoiled:
-        first = "; ".join(f"{shown(name)}: {loss}" for name, loss in list(spoiled.items())[:5])
+        first = few((f"{shown(name)}: {loss}" for name, loss in spoiled.items()), 5, between="; ")
         raise FinalizeError(
             f"values that the new type cannot hold ({first}): convert to a wider type such as bfloat16 or float32, or "
             "pass Strictness(lossy='warn'); nothing was written"

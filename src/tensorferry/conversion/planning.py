@@ -15,7 +15,7 @@ from tensorferry.conversion.naming import Named, named
 from tensorferry.conversion.report import Conversion
 from tensorferry.conversion.types import NUMBERS, settled_types
 from tensorferry.conversion.wanted import Wanted
-from tensorferry.core.amounts import counted, human_bytes
+from tensorferry.core.amounts import counted, few, human_bytes
 from tensorferry.core.dtypes import DTYPES, DType
 from tensorferry.core.plan import Plan, problem_lines
 from tensorferry.core.planning import make_plan
@@ -145,10 +145,9 @@ def _with_names(checkpoint: Checkpoint, wanted: Wanted, config: Mapping[str, Any
     """Return the tensors to write: those of the source, without what no rule names where that is allowed."""
     found = named(checkpoint, wanted.names, config)
     if found.unknown and wanted.strict.unexpected == "error":
-        more = f" and {len(found.unknown) - 5} more" if len(found.unknown) > 5 else ""
         raise PlanError(
             f"{shown(checkpoint.uri, 300)}: no rule says what transformers calls "
-            f"{', '.join(map(shown, found.unknown[:5]))}{more}: keep all names with names='keep', or pass "
+            f"{few(map(shown, found.unknown), 5)}: keep all names with names='keep', or pass "
             "Strictness(unexpected='warn') to leave them out"
         )
     left = [entry for name, entry in found.catalogue.items() if name not in set(found.unknown)]
@@ -199,5 +198,4 @@ def _notes(checkpoint: Checkpoint, destination: Path, beside: Beside, *, single:
     spans = Counter(entry.span for entry in catalogue.values() if entry.span is not None and entry.nbytes)
     shared = [name for name, entry in catalogue.items() if entry.span is not None and spans[entry.span] > 1]
     if shared:
-        more = f" and {len(shared) - 4} more" if len(shared) > 4 else ""
-        yield f"share their bytes in the source, and each has its own now: {', '.join(map(shown, shared[:4]))}{more}"
+        yield f"share their bytes in the source, and each has its own now: {few(map(shown, shared), 4)}"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from tensorferry.core.amounts import counted, human_bytes
+from tensorferry.core.amounts import counted, few, human_bytes
 from tensorferry.core.names import fold
 from tensorferry.errors import shown
 from tensorferry.report import by_reason
@@ -95,9 +95,7 @@ def _some(lines: Iterable[str], what: str) -> Iterator[str]:
 
 def _reasons(what: str, reasons: Mapping[str, str]) -> Iterator[str]:
     for why, names in by_reason(reasons).items():
-        folded = [f.text for f in fold(names)]
-        more = f" and {len(folded) - _NAMES} more" if len(folded) > _NAMES else ""
-        yield f"  {what} ({why}): {', '.join(folded[:_NAMES])}{more}"
+        yield f"  {what} ({why}): {few((f.text for f in fold(names)), _NAMES)}"
 
 
 def _plain(value: Any) -> Any:

@@ -1,8 +1,10 @@
-"""Amounts in words: bytes, and how many of what."""
+"""Amounts in words: bytes, how many of what, and the first few of many."""
 
 from __future__ import annotations
 
-__all__ = ["counted", "human_bytes"]
+from collections.abc import Iterable
+
+__all__ = ["counted", "few", "human_bytes"]
 
 
 def human_bytes(n: int) -> str:
@@ -26,3 +28,18 @@ def counted(number: int, what: str) -> str:
     ('1 file', '2,000 files')
     """
     return f"{number:,} {what}" + "s" * (number != 1)
+
+
+def few(texts: Iterable[str], most: int, *, between: str = ", ", what: str = "") -> str:
+    """Return the first `most` texts in a row, and how many more there are; `what` they are is said in the singular.
+
+    >>> few(["a", "b", "c"], 3), few(["a", "b", "c"], 2), few(["a", "b"], 1, between="; ", what="file")
+    ('a, b, c', 'a, b and 1 more', 'a; and 1 more file')
+    """
+    every = list(texts)
+    row = between.join(every[:most])
+    if len(every) <= most:
+        return row
+    more = len(every) - most
+    last = counted(more, f"more {what}") if what else f"{more:,} more"
+    return f"{row} and {last}" if between == ", " else f"{row}{between}and {last}"

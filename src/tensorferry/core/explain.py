@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tensorferry.core.amounts import counted, human_bytes
+from tensorferry.core.amounts import counted, few, human_bytes
 from tensorferry.core.names import fold, template_of
 from tensorferry.core.plan import Plan, Source, Step, problem_lines
 from tensorferry.errors import shown
@@ -92,9 +92,7 @@ def _part(steps: Sequence[Step]) -> str:
 
 
 def _folded(names: Iterable[str]) -> str:
-    folded = fold(names)
-    more = f" and {len(folded) - 1} more" if len(folded) > 1 else ""
-    return shown(folded[0].text) + more
+    return few((shown(f.text) for f in fold(names)), 1)
 
 
 def _drops(plan: Plan) -> Iterable[str]:

@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from tensorferry.core.amounts import few
 from tensorferry.core.names import nearest
 from tensorferry.core.target import TargetTensor
 
@@ -46,9 +47,8 @@ class Strays:
         if not found:
             return []
         sent = [f"{entry} to {f'its slot {slot!r}' if slot else 'it without a slot'}" for slot, entry in found.items()]
-        more = f" and {len(sent) - _SHOWN} more" if len(sent) > _SHOWN else ""
         verb = "a rule sends" if len(sent) == 1 else "rules send"
-        return [f"{verb} {', '.join(sent[:_SHOWN])}{more}, {_what_it_has(tensor, 'and it')}"]
+        return [f"{verb} {few(sent, _SHOWN)}, {_what_it_has(tensor, 'and it')}"]
 
     def spelt_like(self, missing: Sequence[str]) -> Mapping[str, str]:
         """Return, for missing parameters, what a rule sends to a name like theirs, as one clause."""
@@ -69,9 +69,7 @@ class Strays:
 
 def listed(slots: Iterable[str]) -> str:
     """Return the first names of slots, quoted."""
-    names = [*slots]
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(map(repr, names[:_SHOWN])) + more
+    return few(map(repr, slots), _SHOWN)
 
 
 def _what_it_has(tensor: TargetTensor, subject: str) -> str:

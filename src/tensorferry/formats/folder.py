@@ -6,7 +6,7 @@ import posixpath
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tensorferry.core.amounts import counted
+from tensorferry.core.amounts import counted, few
 from tensorferry.core.names import natural_key
 from tensorferry.errors import LocateError, shown
 from tensorferry.formats.file_names import (
@@ -194,5 +194,4 @@ def _sentence(kinds: Mapping[str, Sequence[str]], others: Sequence[str]) -> str:
 
 
 def _counted(paths: Sequence[str]) -> str:
-    names = ", ".join(shown(path) for path in paths[:2])
-    return f"{counted(len(paths), 'file')} ({names}{', …' if len(paths) > 2 else ''})"
+    return f"{counted(len(paths), 'file')} ({few(map(shown, paths), 2)})"

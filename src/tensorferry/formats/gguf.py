@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from tensorferry.core.amounts import few
 from tensorferry.core.catalogue import Catalogue, Chunk, Span, TensorEntry
 from tensorferry.core.dtypes import Kind
 from tensorferry.errors import CorruptFile, shown
@@ -127,6 +128,6 @@ def _hole(in_order: Iterable[_Placed], header: GgufHeader) -> str | None:
 
 def _unknown(unknown: Sequence[_Placed]) -> str:
     types = ", ".join(dict.fromkeys(one.dtype.name for one in unknown))
-    names = ", ".join(shown(one.tensor.name) for one in unknown[:3]) + (", …" if len(unknown) > 3 else "")
+    names = few((shown(one.tensor.name) for one in unknown), 3)
     advice = "; convert the file to little-endian (gguf-convert-endian)" if "big-endian" in types else ""
     return f"{len(unknown):,} of its tensors cannot be read, of the type {types}: {names}{advice}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from tensorferry.core.amounts import few
 from tensorferry.core.catalogue import Catalogue, Chunk, Span, TensorEntry
 from tensorferry.errors import CorruptFile, FormatError, shown
 from tensorferry.formats.base import Selection
@@ -139,8 +140,7 @@ def _against_index(index: dict[str, str], index_file: str, places: dict[str, str
 
 
 def _tensors(names: Sequence[str]) -> str:
-    more = ", …" if len(names) > 3 else ""
-    listed = ", ".join(shown(name) for name in names[:3]) + more
+    listed = few(map(shown, names), 3)
     return f"tensor {listed} is" if len(names) == 1 else f"{len(names)} tensors ({listed}) are"
 
 

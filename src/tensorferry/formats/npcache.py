@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
+from tensorferry.core.amounts import few
 from tensorferry.core.catalogue import Catalogue, TensorEntry
 from tensorferry.core.dtypes import DType, Kind
 from tensorferry.errors import CorruptFile, FormatError, LocateError, UnsupportedDtype, shown
@@ -240,5 +241,4 @@ def _mtime(file: File) -> int:
 
 
 def _listed(names: Iterable[str]) -> str:
-    first, *more = names
-    return shown(first) + (f" and {len(more)} more" if more else "")
+    return few(map(shown, names), 1)

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Self, cast
 
 from tensorferry.collector import collector_paused
+from tensorferry.core.amounts import few
 from tensorferry.core.catalogue import Catalogue
 from tensorferry.errors import ConfigError, FormatError, UnknownFormat, shown
 from tensorferry.formats.base import ChecksSets, FileFormat, Selection, Unlocks
@@ -267,9 +268,8 @@ def _together(faults: Sequence[FormatError]) -> FormatError:
     """Return one error that says what is wrong with every file, of the class of the first."""
     if len(faults) == 1:
         return faults[0]
-    more = len(faults) - _SHOWN_ERRORS
-    lines = [str(fault) for fault in faults[:_SHOWN_ERRORS]] + ([f"and {more} more files"] if more > 0 else [])
-    return type(faults[0])(f"{len(faults)} files cannot be believed:\n  " + "\n  ".join(lines))
+    lines = few(map(str, faults), _SHOWN_ERRORS, between="\n  ", what="file")
+    return type(faults[0])(f"{len(faults)} files cannot be believed:\n  {lines}")
 
 
 def _nested(root: str) -> Iterable[str]:

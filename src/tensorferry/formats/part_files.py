@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from tensorferry.core.amounts import few
 from tensorferry.errors import FormatError, LocateError, shown
 from tensorferry.formats.file_names import WeightName
 
@@ -30,11 +31,10 @@ def complete_parts(names: Sequence[WeightName], *, where: str, advice: str) -> l
             raise FormatError(f"{where}: {shown(other.path)} and {shown(name.path)} are the same part: remove one")
     missing = [number for number in range(max(numbered, default=-1) + 1) if number not in numbered]
     if missing:
-        absent = [_other(next(iter(numbered.values())), number) for number in missing[:_SHOWN]]
-        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+        first = next(iter(numbered.values()))
+        absent = few((shown(_other(first, number)) for number in missing), _SHOWN)
         raise LocateError(
-            f"{where}: of the model-parallel parts {', '.join(map(shown, absent))}{more} is missing, and every tensor "
-            f"lies in all of them. {advice}"
+            f"{where}: of the model-parallel parts {absent} is missing, and every tensor lies in all of them. {advice}"
         )
     return [numbered[number] for number in sorted(numbered)] or list(names)
 

@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tensorferry.core.amounts import counted
+from tensorferry.core.amounts import counted, few
 from tensorferry.core.catalogue import Catalogue
 from tensorferry.core.dtypes import DTYPES
 from tensorferry.errors import CorruptFile, TensorferryError, shown
@@ -169,5 +169,4 @@ def _in_parts(names: Sequence[str]) -> str:
 def _lacking(absent: Sequence[str]) -> str:
     if not absent:
         return ""
-    more = ", …" if len(absent) > _FEW else ""
-    return f"; {counted(len(absent), 'part')} absent ({', '.join(map(shown, absent[:_FEW]))}{more})"
+    return f"; {counted(len(absent), 'part')} absent ({few(map(shown, absent), _FEW)})"

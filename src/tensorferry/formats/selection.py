@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from tensorferry.core.amounts import counted
+from tensorferry.core.amounts import counted, few
 from tensorferry.core.names import natural_key
 from tensorferry.errors import AccessDenied, ConfigError, CorruptFile, FormatError, LocateError, shown
 from tensorferry.formats.base import Selection
@@ -243,10 +243,10 @@ def _look_up(folder: Folder, paths: Sequence[str]) -> tuple[list[File], dict[str
 
 
 def _absent(folder: Folder, index: str, shards: Sequence[str], absent: dict[str, str], *, stale: bool) -> LocateError:
-    names = _few([shown(path) for path in absent])
+    names = few(map(shown, absent), 5)
     count = f"{len(absent)}{' or more' if len(absent) == _MAX_ABSENT else ''}"
     share = "none of them is there" if stale else f"{count} of them {_is(len(absent))} not there"
-    why = _few([text for text in absent.values() if text], 2, "; ")
+    why = few(filter(None, absent.values()), 2, between="; ")
     found = f"{names}{f' ({why})' if why else ''}"
     text = f"{folder.where}: {shown(index)} names {counted(len(shards), 'file')} and {share}: {found}"
     rest = f"{folder.inventory()} {_ADVICE}"
@@ -274,7 +274,7 @@ def _by_names(folder: Folder, family: Family, names: Sequence[WeightName]) -> tu
         names = complete_parts(names, where=folder.where, advice=f"{folder.inventory()} {_ADVICE}")
     sets = _sets(folder, family, names)
     if len(sets) > 1:
-        listed = " or ".join(_few([shown(n.path) for n in each], 2) for each in sets)
+        listed = " or ".join(few((shown(n.path) for n in each), 2) for each in sets)
         raise FormatError(
             f"{folder.where}: no index says which of {len(sets)} sets of files is the checkpoint: {listed}. Remove"
             " one of them, or name its files with allow_patterns."
@@ -313,7 +313,7 @@ def _refuse_incomplete(folder: Folder, count: int, parts: Sequence[WeightName]) 
     expected = range(start, start + count)
     missing = list(islice((number for number in expected if number not in numbers), 4))
     if missing:
-        names = _few([shown(_numbered(first, number)) for number in missing], 3)
+        names = few((shown(_numbered(first, number)) for number in missing), 3)
         raise LocateError(
             f"{folder.where}: the set that {shown(first.path)} belongs to is incomplete: {len(parts)} of {count} files"
             f" are there, without {names}. {folder.inventory()} {_ADVICE}"
@@ -321,7 +321,7 @@ def _refuse_incomplete(folder: Folder, count: int, parts: Sequence[WeightName]) 
     if len(parts) != count:
         raise FormatError(
             f"{folder.where}: {len(parts)} files for {count} numbers:"
-            f" {_few([shown(p.path) for p in parts])}; remove what does not belong to the set"
+            f" {few((shown(p.path) for p in parts), 5)}; remove what does not belong to the set"
         )
 
 
@@ -374,11 +374,6 @@ def _nothing(folder: Folder, wanted: Wanted) -> LocateError:
 def _is_plain(path: str) -> bool:
     plain = posixpath.normpath(path) == path != "." and "\0" not in path
     return plain and not path.startswith("/") and ".." not in path.split("/")
-
-
-def _few(names: Sequence[str], limit: int = 5, separator: str = ", ") -> str:
-    more = len(names) - limit
-    return separator.join(names[:limit]) + (f" and {more} more" if more > 0 else "")
 
 
 def _is(count: int) -> str:

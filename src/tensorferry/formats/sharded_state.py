@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tensorferry.core.amounts import counted
+from tensorferry.core.amounts import counted, few
 from tensorferry.core.catalogue import Catalogue, Span, TensorEntry
 from tensorferry.errors import ConfigError, CorruptFile, FormatError, LocateError, shown
 from tensorferry.formats.base import Selection
@@ -52,9 +52,9 @@ def _select_only(storage: Storage, files: Sequence[File]) -> Selection:
     names = PartNames.of(None, Ranks())
     others = [f.path for f in files if written_by_a_rank(f.path) and names.number(f.path) is None]
     if others:
-        listed = ", ".join(map(shown, others[:3]))
+        listed = few(map(shown, others), 3)
         raise ConfigError(
-            f"{shown(storage.uri, 300)}: several ranks have files ({listed}{', …' if others[3:] else ''}), and there is"
+            f"{shown(storage.uri, 300)}: several ranks have files ({listed}), and there is"
             " no manifest that says how they go together: load them rank by rank, with LoadConfig(parallel=...) and"
             " load_format 'sharded_state'"
         )
@@ -192,13 +192,15 @@ def _refuse_other_tensors(manifest: Manifest, whole: Catalogue) -> None:
 
 
 def join(storage: Storage, selection: Selection, parts: Sequence[Catalogue]) -> Catalogue:
-    """Return the whole tensors that all ranks together hold; see `opening.LAYOUTS` and `joined`."""
+    """Return the whole tensors that all ranks together hold, under every name that they have; see `opening.LAYOUTS`."""
     manifests = read_all(storage)
     whole = joined(manifests, parts)
+    aliases = {alias: owner for manifest in manifests for alias, owner in manifest.aliases.items()}
+    whole = whole.replacing((*whole.values(), *alias_entries(whole, manifests, aliases)))
     processed = dict.fromkeys(name or "the model" for m in manifests for name in m.post_processed or ())
     if not processed:
         return whole
-    named = ", ".join(map(shown, list(processed)[:3])) + (", …" if len(processed) > 3 else "")
+    named = few(map(shown, processed), 3)
     note = f"saved after post-processing ({named}), which must not be run again: the loader sharded_state leaves it out"
     return whole.replacing(whole.values(), notes=[note])
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from string import Formatter
 from typing import NamedTuple
 
-from tensorferry.core.amounts import counted
+from tensorferry.core.amounts import counted, few
 from tensorferry.core.names import natural_key
 from tensorferry.errors import ConfigError, LocateError, shown
 from tensorferry.storage.base import File
@@ -169,8 +169,7 @@ class PartNames:
             others = [f.path for f in files if f.path.endswith(".safetensors")]
         if not others:
             return "There is no safetensors file at all."
-        names = ", ".join(shown(path) for path in sorted(others, key=natural_key)[:_LISTED])
-        return f"There is: {names}{', …' if len(others) > _LISTED else ''}."
+        return f"There is: {few(map(shown, sorted(others, key=natural_key)), _LISTED)}."
 
 
 def manifest_name(ranks: Ranks) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tensorferry.core.amounts import counted
+from tensorferry.core.amounts import counted, few
 from tensorferry.core.catalogue import Catalogue, TensorEntry
 from tensorferry.errors import ConfigError, shown
 from tensorferry.formats.tensorizer_decrypt import DecryptedStorage, decrypted_path
-from tensorferry.formats.tensorizer_header import StoredTensor, TensorizerHeader, is_encrypted, read_header
+from tensorferry.formats.tensorizer_header import TensorizerHeader, is_encrypted, read_header
 from tensorferry.formats.tensorizer_keys import read_secret
 from tensorferry.storage.base import File, Storage
 
@@ -63,8 +63,5 @@ class TensorizerFormat:
 
 def _notes(header: TensorizerHeader) -> Iterator[str]:
     if absent := [t for t in header.tensors if t.absent]:
-        yield f"{counted(len(absent), 'tensor')} without data, {_few(absent)}, left out: written from the meta device"
-
-
-def _few(tensors: Sequence[StoredTensor]) -> str:
-    return ", ".join(shown(t.name) for t in tensors[:3]) + (", …" if len(tensors) > 3 else "")
+        listed = few((shown(t.name) for t in absent), 3)
+        yield f"{counted(len(absent), 'tensor')} without data, {listed}, left out: written from the meta device"

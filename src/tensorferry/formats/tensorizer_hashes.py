@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 from typing import Protocol
 
+from tensorferry.core.amounts import few
 from tensorferry.errors import CorruptFile, ReadError, shown
 from tensorferry.formats.tensorizer_decrypt import decrypted_path
 from tensorferry.formats.tensorizer_header import SHA256, StoredTensor, read_header
@@ -77,10 +78,8 @@ def verify_hashes(
         stop.set()
         pool.shutdown(wait=True, cancel_futures=True)
     if faults:
-        more = f"; and {len(faults) - _MOST_NAMED} more" if len(faults) > _MOST_NAMED else ""
-        raise CorruptFile(
-            f"{shown(file.path)} ({shown(storage.uri, 300)}): {'; '.join(faults[:_MOST_NAMED])}{more}; fetch it again"
-        )
+        found = few(faults, _MOST_NAMED, between="; ")
+        raise CorruptFile(f"{shown(file.path)} ({shown(storage.uri, 300)}): {found}; fetch it again")
     return sum(t.length for t in chosen)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from tensorferry.core.amounts import few
 from tensorferry.core.catalogue import Span
 from tensorferry.errors import CorruptFile, FormatError, UnknownFormat, shown
 from tensorferry.formats.pickles import read_pickle
@@ -92,8 +93,7 @@ def _refuse_others(file: File, names: Collection[str]) -> None:
 
 
 def _some(names: Collection[str]) -> str:
-    first = ", ".join(repr(shown(name, 40)) for name in list(names)[:3])
-    return first + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
+    return few((repr(shown(name, 40)) for name in names), 3)
 
 
 def _check_sizes_and_sums(storage: Storage, file: File, records: Mapping[str, Record], *, summed: bool) -> None:

@@ -16,7 +16,7 @@ from torch import nn
 from tensorferry.api import Prepared
 from tensorferry.checkpoint import Checkpoint
 from tensorferry.config import LoadConfig
-from tensorferry.core.amounts import counted
+from tensorferry.core.amounts import counted, few
 from tensorferry.core.names import nearest
 from tensorferry.core.plan import Strictness, describe_problems
 from tensorferry.core.ruleset import COMMON_LEFTOVERS
@@ -171,7 +171,7 @@ class SelfLoad:
         empty = [p.subject for p in self.problems if p.kind is ProblemKind.MISSING and p.subject in given]
         if empty:
             raise FinalizeError(
-                f"nothing filled {', '.join(empty[:8])}, which had no memory before: build the model on a real device, "
+                f"nothing filled {few(empty, 8)}, which had no memory before: build the model on a real device, "
                 "so that what may be missing has values"
             )
 
@@ -199,5 +199,4 @@ def _unknown(claimed: Iterable[str], target: Target) -> list[str]:
     unknown = sorted(set(claimed) - target.keys())
     if not unknown:
         return []
-    listed = ", ".join(map(shown, unknown[:5]))
-    return [f"load_weights says that it loaded {listed}, which the model does not have"]
+    return [f"load_weights says that it loaded {few(map(shown, unknown), 5)}, which the model does not have"]

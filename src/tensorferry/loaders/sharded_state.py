@@ -12,6 +12,7 @@ from torch import nn
 from tensorferry import api
 from tensorferry.checkpoint import Checkpoint
 from tensorferry.config import ModelConfig, expect, folders
+from tensorferry.core.amounts import few
 from tensorferry.core.ruleset import RuleSet
 from tensorferry.core.target import Target, TargetTensor
 from tensorferry.errors import ConfigError, FormatError, LocateError, TensorferryError, shown
@@ -234,8 +235,7 @@ def _other_sizes(saved: Ranks, asked: Ranks) -> str:
 
 def _refuse(storage: LocalStorage, wrong: list[str]) -> None:
     if wrong:
-        more = [f"and {len(wrong) - _LISTED} more"] if wrong[_LISTED:] else []
-        lines = "\n  ".join([*wrong[:_LISTED], *more])
+        lines = few(wrong, _LISTED, between="\n  ")
         raise ConfigError(f"{shown(storage.uri, 300)} is not a state of this model; nothing was read:\n  {lines}")
 
 

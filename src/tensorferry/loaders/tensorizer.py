@@ -13,7 +13,7 @@ from torch import nn
 from tensorferry import api
 from tensorferry.checkpoint import Checkpoint
 from tensorferry.config import LoadConfig, ModelConfig, ParallelConfig, expect
-from tensorferry.core.amounts import human_bytes
+from tensorferry.core.amounts import few, human_bytes
 from tensorferry.core.ruleset import RuleSet
 from tensorferry.core.target import Target, TargetTensor
 from tensorferry.errors import ConfigError, LocateError, shown
@@ -215,7 +215,7 @@ def _ranks_beside(path: Path) -> set[int]:
 
 def _listed(ranks: Iterable[int]) -> str:
     listed = sorted(ranks)
-    return f"ranks {', '.join(map(str, listed[:8]))}{', …' if len(listed) > 8 else ''}" if listed else "no rank"
+    return f"ranks {few(map(str, listed), 8)}" if listed else "no rank"
 
 
 def _without_slots(model: nn.Module) -> Target:

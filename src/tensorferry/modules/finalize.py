@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import nn
 
+from tensorferry.core.amounts import few
 from tensorferry.core.names import fold
 from tensorferry.core.target import Target, owner_of
 from tensorferry.errors import FinalizeError
@@ -167,7 +168,7 @@ def derive_buffers(model: nn.Module, device: torch.device) -> list[str]:
             module.derive_buffers(device)
     left = [p.name for p in places(model) if not p.persistent and p.tensor.device.type == "meta"]
     if left:
-        names = ", ".join(f.text for f in fold(left)[:8])
+        names = few((f.text for f in fold(left)), 8)
         raise FinalizeError(
             f"no checkpoint holds the non-persistent buffers {names}, and their modules do not say how to compute "
             "them: give the modules a derive_buffers(device) method, or build the model on a real device"
@@ -182,7 +183,7 @@ def refuse_unfilled(model: nn.Module, unfilled: Mapping[str, str]) -> None:
     """
     meta = [p.name for p in places(model) if p.tensor.device.type == "meta"]
     if meta or unfilled:
-        names = ", ".join(f.text for f in fold([*meta, *unfilled])[:8])
+        names = few((f.text for f in fold([*meta, *unfilled])), 8)
         raise FinalizeError(
             f"nothing filled {names}: the checkpoint does not hold them and the model does not compute them; "
             "give them values, or build the model on a real device and allow them to be missing"

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from tensorferry.compat.transformers import internals
+from tensorferry.core.amounts import few
 from tensorferry.core.names import fold
 from tensorferry.errors import FinalizeError
 from tensorferry.modules.describe import Place, places
@@ -68,7 +69,7 @@ def _refuse_uncomputed(model: nn.Module, names: set[str]) -> None:
             if bool(untouched.all()):
                 left.append(place.name)
     if left:
-        folded = ", ".join(f.text for f in fold(left)[:8])
+        folded = few((f.text for f in fold(left)), 8)
         raise FinalizeError(
             f"no checkpoint holds {folded}, and {type(model).__name__} does not compute it when it initializes its "
             "weights: build the model on a real device and use tensorferry.load"

@@ -8,6 +8,7 @@ from contextlib import closing
 
 import torch
 
+from tensorferry.core.amounts import few
 from tensorferry.core.catalogue import TensorEntry
 from tensorferry.core.schedule import Schedule
 from tensorferry.errors import PlanError, ReadError, TensorferryError, shown
@@ -128,7 +129,7 @@ class LibraryExecutor(ABC):
                         yield batch.parts[name], tensor
             never = [name for name in batch.parts if name not in came]
             if never:
-                listed = ", ".join(map(shown, never[:_LISTED]))
+                listed = few(map(shown, never), _LISTED)
                 raise ReadError(f"{_files(batch)}: {self.name} handed on all but {len(never)} of its tensors: {listed}")
 
     def _told(self, batch: Batch) -> Tensors:
@@ -152,5 +153,4 @@ def _total(wanted: Sequence[Batch]) -> int:
 
 
 def _files(batch: Batch) -> str:
-    more = f" and {len(batch.labels) - _LISTED} more files" if len(batch.labels) > _LISTED else ""
-    return ", ".join(map(shown, batch.labels[:_LISTED])) + more
+    return few(map(shown, batch.labels), _LISTED, what="file")
