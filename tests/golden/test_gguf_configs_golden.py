@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from helpers.core_values import catalogue_of
-from tensorferry.compat.gguf import InferredConfig, infer_config
+from tensorferry.compat.gguf import infer_config
 from tensorferry.compat.gguf.architectures import ARCHITECTURES
+from tensorferry.compat.translation import InferredConfig
 from tensorferry.formats.gguf_metadata import GgufMetadata, Value, ValueType
 
 HEADERS = {path.stem: path for path in sorted((Path(__file__).parent / "gguf").glob("*.json"))}

@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from tensorferry.checkpoint import Checkpoint
-from tensorferry.compat.consolidated.naming import has_native_names
-from tensorferry.compat.consolidated.naming import naming as consolidated_naming
+from tensorferry.compat.foreign import foreign_naming, is_foreign
 from tensorferry.compat.gguf.factors import with_factors
-from tensorferry.compat.gguf.naming import Naming, architecture_of
-from tensorferry.compat.gguf.naming import naming as gguf_naming
 from tensorferry.compat.transformers.own_configs import brings_config, own_config
+from tensorferry.compat.translation import Naming
 from tensorferry.conversion.wanted import Names
 from tensorferry.core.catalogue import Catalogue
 from tensorferry.core.mapped import map_catalogue
@@ -45,8 +43,8 @@ def named(checkpoint: Checkpoint, names: Names, config: Mapping[str, Any] | None
     sizes that they depend on.
     """
     catalogue = checkpoint.catalogue
-    if names == "keep" or not _is_foreign(catalogue):
-        if names == "hf" and not _is_foreign(catalogue):
+    if names == "keep" or not is_foreign(catalogue):
+        if names == "hf" and not is_foreign(catalogue):
             return Named(catalogue, notes=("its names are taken for those of transformers",))
         return Named(catalogue)
     try:
@@ -56,10 +54,6 @@ def named(checkpoint: Checkpoint, names: Names, config: Mapping[str, Any] | None
     except ConfigError as error:
         raise ConfigError(f"{shown(checkpoint.uri, 300)}: {error}; or keep its names with names='keep'") from error
     return _mapped(products, naming, own, notes)
-
-
-def _is_foreign(catalogue: Catalogue) -> bool:
-    return architecture_of(catalogue) is not None or has_native_names(catalogue)
 
 
 def _config(
@@ -77,10 +71,9 @@ def _naming(catalogue: Catalogue, config: Mapping[str, Any] | None) -> Naming:
     assert config is not None
     inner = config.get("text_config")
     sizes = inner if isinstance(inner, dict) else config
-    architecture = architecture_of(catalogue)
-    if architecture is not None:
-        return gguf_naming(architecture, sizes, catalogue)
-    return consolidated_naming(sizes, catalogue)
+    found = foreign_naming(catalogue, sizes)
+    assert found is not None
+    return found
 
 
 def _mapped(catalogue: Catalogue, naming: Naming, config: Mapping[str, Any] | None, notes: tuple[str, ...]) -> Named:

@@ -9,7 +9,7 @@ import pytest
 
 from tensorferry.compat.consolidated.configs import infer_config
 from tensorferry.compat.consolidated.refusals import unread
-from tensorferry.compat.gguf.collecting import InferredConfig
+from tensorferry.compat.translation import InferredConfig
 from tensorferry.core.catalogue import Catalogue, TensorEntry
 from tensorferry.core.dtypes import DTYPES
 from tensorferry.errors import ConfigError, CorruptFile

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from helpers.core_values import catalogue_of
-from tensorferry.compat.gguf import InferredConfig, infer_config
-from tensorferry.compat.gguf.rope import divisors_of, llama3_parameters
+from tensorferry.compat.gguf import infer_config
+from tensorferry.compat.translation import InferredConfig
+from tensorferry.compat.translation.llama3_rope import divisors_of, llama3_parameters
 from tensorferry.core.boxes import Shape
 from tensorferry.errors import ConfigError, CorruptFile
 from tensorferry.formats.gguf_metadata import GgufMetadata, Value, ValueType

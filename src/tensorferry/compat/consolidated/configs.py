@@ -9,7 +9,7 @@ from typing import Any
 
 from tensorferry.compat.consolidated.refusals import refuse_unsupported
 from tensorferry.compat.consolidated.rope import rotary
-from tensorferry.compat.gguf.collecting import InferredConfig, Origin
+from tensorferry.compat.translation import InferredConfig, Origin
 from tensorferry.core.catalogue import Catalogue
 from tensorferry.errors import ConfigError, shown
 from tensorferry.formats.params_json import Params

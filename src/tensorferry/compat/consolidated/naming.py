@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from tensorferry.compat.gguf.naming import Naming
-from tensorferry.compat.gguf.sizes import Sizes
+from tensorferry.compat.translation import Naming, Sizes
 from tensorferry.core.boxes import Box, Region
 from tensorferry.core.rules import Ignore, Part, Place, Rule, Split, compiled, sources
 from tensorferry.core.ruleset import RuleSet

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tensorferry.compat.gguf.collecting import Origin
-from tensorferry.compat.gguf.rope import llama3_parameters
+from tensorferry.compat.translation import Origin
+from tensorferry.compat.translation.llama3_rope import llama3_parameters
 from tensorferry.errors import ConfigError
 from tensorferry.formats.params_json import Params
 

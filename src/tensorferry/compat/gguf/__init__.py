@@ -5,8 +5,7 @@ Both directions of a name are data; what a file does not say of a configuration 
 
 from __future__ import annotations
 
-from tensorferry.compat.gguf.collecting import InferredConfig
 from tensorferry.compat.gguf.configs import infer_config
-from tensorferry.compat.gguf.naming import Naming, architecture_of, naming
+from tensorferry.compat.gguf.naming import architecture_of, naming
 
-__all__ = ["InferredConfig", "Naming", "architecture_of", "infer_config", "naming"]
+__all__ = ["architecture_of", "infer_config", "naming"]

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tensorferry.compat.gguf.collecting import Collector, InferredConfig
+from tensorferry.compat.gguf.collecting import Collector
 from tensorferry.compat.gguf.families import COMMON, FAMILIES, Family
 from tensorferry.compat.gguf.rope import rotary
+from tensorferry.compat.translation import InferredConfig
 from tensorferry.core.catalogue import Catalogue
 from tensorferry.errors import ConfigError, shown
 from tensorferry.formats.gguf_metadata import GgufMetadata

@@ -7,45 +7,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from tensorferry.compat.gguf.architectures import ARCHITECTURES, TOP, UNUSED, Architecture
-from tensorferry.compat.gguf.sizes import Sizes
+from tensorferry.compat.translation import Naming, Sizes
 from tensorferry.core.boxes import Box, Region, Shape
 from tensorferry.core.catalogue import Catalogue
 from tensorferry.core.mapped import Laid
-from tensorferry.core.rules import Drop, Ignore, Part, Place, Rule, Split, compiled, sources
+from tensorferry.core.rules import Drop, Ignore, Part, Place, Rule, Split, sources
 from tensorferry.core.ruleset import RuleSet
 from tensorferry.core.target import Slot
 from tensorferry.core.transforms import Add, Chain, Permute, Take, Transform, Transpose
 from tensorferry.errors import ConfigError, shown
 
-__all__ = ["Naming", "architecture_of", "naming"]
+__all__ = ["architecture_of", "naming"]
 
 _GGUF, _HF = "blk.{i}.", "model.layers.{i}."
 _PARTS = ("gate", "up", "down")
-
-
-@dataclass(frozen=True, slots=True)
-class Naming:
-    """How the entries of one GGUF file are called in a checkpoint of transformers.
-
-    rules: from entry to name, with what is to be done to values. laid: by name (a pattern like a rule's source), how
-    a tensor is laid out that several entries make up.
-    """
-
-    rules: RuleSet
-    laid: Mapping[str, Laid] = field(default_factory=dict)
-
-    def laid_of(self, name: str) -> Laid | None:
-        """Return how the tensor `name` is laid out; None for one that is a single entry."""
-        return next((laid for pattern, laid in self.laid.items() if compiled(pattern).fullmatch(name)), None)
-
-    def slots_of(self, name: str) -> Mapping[str, Slot]:
-        """Return the slots of the tensor `name`; none for one that is a single entry."""
-        laid = self.laid_of(name)
-        return {} if laid is None else laid.slots
 
 
 def architecture_of(catalogue: Catalogue) -> str | None:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tensorferry.compat.gguf.collecting import InferredConfig
 from tensorferry.compat.gguf.configs import SMALL_TENSORS, infer_config
+from tensorferry.compat.translation import InferredConfig
 from tensorferry.core.catalogue import Catalogue, TensorEntry
 from tensorferry.core.dtypes import Kind
 from tensorferry.errors import ConfigError, PlanError, shown

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tensorferry.compat.consolidated.naming import MODEL_TYPES, has_native_names
-from tensorferry.compat.consolidated.naming import naming as consolidated_naming
-from tensorferry.compat.gguf.naming import Naming, architecture_of, naming
+from tensorferry.compat.consolidated.naming import MODEL_TYPES
+from tensorferry.compat.foreign import foreign_naming
+from tensorferry.compat.gguf.naming import architecture_of
+from tensorferry.compat.translation import Naming
 from tensorferry.core.boxes import Shape
 from tensorferry.core.catalogue import Catalogue, TensorEntry
 from tensorferry.core.dtypes import DTYPES
@@ -64,12 +65,9 @@ class Origins:
 def _naming(catalogue: Catalogue, config: Any) -> Naming | None:
     """Return how the entries are called in transformers' checkpoints; None where those are their names."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    architecture = architecture_of(catalogue)
-    if architecture is not None:
-        return naming(architecture, text.to_dict(), catalogue)
-    if has_native_names(catalogue) and text.model_type in MODEL_TYPES:
-        return consolidated_naming(text.to_dict(), catalogue)
-    return None
+    if architecture_of(catalogue) is None and text.model_type not in MODEL_TYPES:
+        return None
+    return foreign_naming(catalogue, text.to_dict())
 
 
 def _translated(catalogue: Catalogue, names: Naming) -> Origins:

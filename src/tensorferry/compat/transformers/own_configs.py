@@ -8,8 +8,8 @@ from typing import NamedTuple
 from tensorferry.compat.consolidated.configs import infer_config
 from tensorferry.compat.consolidated.naming import has_native_names
 from tensorferry.compat.consolidated.refusals import unread
-from tensorferry.compat.gguf.collecting import InferredConfig
 from tensorferry.compat.transformers import gguf_files
+from tensorferry.compat.translation import InferredConfig
 from tensorferry.core.catalogue import Catalogue
 from tensorferry.errors import shown
 from tensorferry.formats.params_json import PARAMS_FILE, read_params
