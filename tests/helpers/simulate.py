@@ -148,8 +148,10 @@ def apply(via: Transform, wholes: Sequence[Array]) -> Array:
 def _staged(data: bytes, read: Read) -> Array:
     assert read.offset >= 0
     assert read.length > 0
-    assert read.offset + read.length <= len(data), "a read leaves its file"
-    return np.frombuffer(data, np.uint8, read.length, read.offset)
+    runs = list(read.runs)
+    assert sum(length for _, length in runs) == read.length
+    assert sum(runs[-1]) <= len(data), "a read leaves its file"
+    return np.concatenate([np.frombuffer(data, np.uint8, length, offset) for offset, length in runs])
 
 
 def _perform(plan: Plan, task: Task, staged: Sequence[Array], out: Mapping[str, Array]) -> None:

@@ -14,8 +14,9 @@ from numpy.lib.stride_tricks import as_strided
 from helpers.core_values import catalogue_of
 from helpers.random_plans import boxes, regions, shapes, views
 from tensorferry.core.boxes import Box, Region, Shape, strides_of
+from tensorferry.core.cost import ReadCost
 from tensorferry.core.coverage import check_slots, flat_runs, uncovered
-from tensorferry.core.cutting import ReadCost, cut
+from tensorferry.core.cutting import cut
 from tensorferry.core.dtypes import DTYPES
 from tensorferry.core.planning import make_plan
 from tensorferry.core.target import Slot, TargetTensor
@@ -126,11 +127,15 @@ def check_pieces(
     tensor = as_strided(memory, region.view, inner, writeable=False)
     found = np.zeros(region.view, dtype=int)
     order: list[int] = []
-    for box, offset, length, needed in cut(region, unit, cost, given):
-        part = memory.view(np.uint8)[offset : offset + length]
+    for box, offset, length, needed, strides, count, stride in cut(region, unit, cost, given):
+        assert (count > 1) == (stride > 0)
+        starts, run = [offset + i * stride for i in range(count)], length // count
+        part = np.concatenate([memory.view(np.uint8)[at : at + run] for at in starts])
         assert len(part) == length, "a piece leaves the memory"
-        assert length == unit + sum((n - 1) * s for n, s in zip(box.shape, inner, strict=True))
-        assert as_strided(part.view(memory.dtype), box.shape, inner).tolist() == tensor[box.slices].tolist()
+        assert count == 1 or stride > run, "runs that touch are one range"
+        assert length == unit + sum((n - 1) * s * unit for n, s in zip(box.shape, strides, strict=True))
+        as_read = [s * unit for s in strides]
+        assert as_strided(part.view(memory.dtype), box.shape, as_read).tolist() == tensor[box.slices].tolist()
         assert needed == box.size * unit
         assert length <= max(cost.max_read, unit)
         assert length <= cost.waste * needed or not in_order

@@ -38,7 +38,7 @@ def test_every_byte_needed_is_read_and_without_gaps_nothing_else(world: World, c
     plan = world.plan()
     schedule = lower(plan, **cost)
     needed = bytes_needed(plan)
-    read = [(r.file, r.offset + k) for b in schedule.batches for r in b.reads for k in range(r.length)]
+    read = [(r.file, at + k) for b in schedule.batches for r in b.reads for at, n in r.runs for k in range(n)]
     assert needed <= set(read)
     if cost["max_gap"] == 0:
         assert needed == set(read)

@@ -6,42 +6,35 @@ Lengths here are in *blocks* of the element type, so that a piece always starts 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import product
 from math import prod
 from operator import add, mul
 from typing import NamedTuple
 
 from tensorferry.core.boxes import Box, Region, Shape, strides_of
+from tensorferry.core.cost import ReadCost
 from tensorferry.core.dtypes import DType
 
-__all__ = ["Cut", "ReadCost", "cut", "in_blocks"]
+__all__ = ["Cut", "cut", "in_blocks"]
 
-
-@dataclass(frozen=True, slots=True)
-class ReadCost:
-    """What makes two runs of bytes one read.
-
-    max_gap: largest hole, in bytes, that is read over. max_read: largest read, in bytes, where the data can be cut
-    at all. waste: most bytes read for each byte needed.
-    """
-
-    max_gap: int
-    max_read: int
-    waste: float
-
-    def joins(self, gap: int, length: int, needed: int) -> bool:
-        """Whether a hole of `gap` bytes is read over in a read of `length` bytes of which `needed` are used."""
-        return gap <= 0 or (gap <= self.max_gap and length <= self.waste * needed)
+_MOST_RUNS = 1 << 13
+"""Runs of one read, so that whoever reads them one after the other can stop soon."""
 
 
 class Cut(NamedTuple):
-    """A piece: `box` in the coordinates of the region's view, in one range of bytes relative to the tensor."""
+    """A piece: `box` in the coordinates of the region's view, in bytes relative to the tensor.
+
+    length: bytes read, in one range from `offset` on, or in `times` runs of equal length, one every `stride` bytes.
+    strides: of the bytes as they were read, without what lies between runs, in blocks.
+    """
 
     box: Box
     offset: int
     length: int
     needed: int
+    strides: Shape
+    times: int = 1
+    stride: int = 0
 
 
 def in_blocks(region: Region, dtype: DType) -> Region | None:
@@ -74,7 +67,7 @@ def cut(region: Region, unit: int, cost: ReadCost, strides: Shape | None = None)
     order = sorted(range(len(strides)), key=lambda d: -strides[d])
     back = sorted(range(len(order)), key=order.__getitem__)
     for piece in _cut(_permuted(region.box, order), tuple(strides[d] for d in order), unit, cost):
-        yield piece._replace(box=_permuted(piece.box, back))
+        yield piece._replace(box=_permuted(piece.box, back), strides=tuple(piece.strides[d] for d in back))
 
 
 def _permuted(box: Box, order: Sequence[int]) -> Box:
@@ -85,34 +78,39 @@ def _cut(whole: Box, steps: Shape, unit: int, cost: ReadCost) -> Iterator[Cut]:
     extents = whole.shape
     if not all(extents):
         return
-    dims, rows = _joined(extents, steps, unit, cost)
+    dims, rows, apart = _joined(extents, steps, unit, cost)
     cover = 1 + sum((n - 1) * s for n, s in zip(extents[dims:], steps[dims:], strict=True))
     needed = prod(extents[dims:])
     first = sum(x * s for x, s in zip(whole.start, steps, strict=True))
     if not dims:
-        yield Cut(whole, first * unit, cover * unit, needed * unit)
+        yield Cut(whole, first * unit, cover * unit, needed * unit, steps)
         return
     last, step = extents[dims - 1], steps[dims - 1]
+    closed = (*steps[: dims - 1], cover, *steps[dims:]) if apart else steps
     for index in product(*map(range, extents[: dims - 1])):
         base = first + sum(map(mul, index, steps))
         for a in range(0, last, rows):
             n = min(rows, last - a)
-            length = cover + (n - 1) * step
-            yield Cut(_box(whole, index, a, a + n), (base + a * step) * unit, length * unit, needed * n * unit)
+            length = n * cover if apart else cover + (n - 1) * step
+            runs = (n, step * unit) if apart and n > 1 else (1, 0)
+            box = _box(whole, index, a, a + n)
+            yield Cut(box, (base + a * step) * unit, length * unit, needed * n * unit, closed, *runs)
 
 
-def _joined(extents: Shape, steps: Shape, unit: int, cost: ReadCost) -> tuple[int, int]:
-    """Return the outermost dimension from which one piece takes everything, and how much of the one before it."""
+def _joined(extents: Shape, steps: Shape, unit: int, cost: ReadCost) -> tuple[int, int, bool]:
+    """Return the outermost dimension from which one piece takes everything, how much of the one before it, and
+    whether what lies between that is left out.
+    """
     cover, needed, dim = 1, 1, len(extents)
     while dim > 0:
         n, step = extents[dim - 1], steps[dim - 1]
         longer = cover + (n - 1) * step
         if n > 1 and not cost.joins((step - cover) * unit, longer * unit, needed * n * unit):
-            return dim, 1
+            return dim, max(1, min(cost.max_read // (cover * unit), _MOST_RUNS)), True
         if n > 1 and longer * unit > cost.max_read:
-            return dim, max(1, 1 + (cost.max_read // unit - cover) // step) if step else n
+            return dim, max(1, 1 + (cost.max_read // unit - cover) // step) if step else n, False
         cover, needed, dim = longer, needed * n, dim - 1
-    return 0, 1
+    return 0, 1, False
 
 
 def _box(whole: Box, index: Shape, a: int, b: int) -> Box:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from tensorferry.core.boxes import Box, Region, Shape, strides_of
+from tensorferry.core.boxes import Box, Region, Shape
 from tensorferry.core.catalogue import Chunk, TensorEntry
-from tensorferry.core.cutting import ReadCost, cut, in_blocks
+from tensorferry.core.cost import ReadCost
+from tensorferry.core.cutting import cut, in_blocks
 from tensorferry.core.plan import Plan, Source, Step
 from tensorferry.core.schedule import Batch, Input, Piece, Read, Schedule, Task
 from tensorferry.core.transforms import TensorSpec, Transform
@@ -17,12 +18,14 @@ __all__ = ["lower"]
 
 
 class _Range(NamedTuple):
-    """Bytes that some input of some task needs, before neighbours are joined."""
+    """Bytes that some input of some task needs, before neighbours are joined. Runs are as in `Read`."""
 
     file: str
     offset: int
     length: int
     needed: int
+    times: int
+    stride: int
     source: int
     strides: Shape
     box: Box
@@ -147,9 +150,11 @@ def _of_chunk(
 ) -> Iterator[_Range]:
     assert chunk.span is not None
     file, base, _ = chunk.span
-    strides = strides_of(region.view) if chunk.strides is None else chunk.strides
-    for box, offset, length, needed in cut(region, entry.dtype.block_bytes, cost, chunk.strides):
-        yield _Range(file, base + offset, length, needed, source, strides, box if origin is None else box.shift(origin))
+    for box, offset, length, needed, strides, times, stride in cut(
+        region, entry.dtype.block_bytes, cost, chunk.strides
+    ):
+        at = box if origin is None else box.shift(origin)
+        yield _Range(file, base + offset, length, needed, times, stride, source, strides, at)
 
 
 def _batches(works: Sequence[_Work], cost: ReadCost, max_staging: int) -> Iterator[Batch]:
@@ -179,33 +184,40 @@ def _bounded(works: Sequence[_Work], cost: ReadCost, max_staging: int) -> Iterat
 
 
 def _batch(works: Sequence[_Work], cost: ReadCost) -> Batch:
-    ranges = sorted({(r.file, r.offset, r.length, r.needed) for w in works for r in w.ranges})
     reads: list[Read] = []
-    where: dict[tuple[str, int, int], int] = {}
+    where: dict[Sequence[object], int] = {}
     used = 0
-    for file, offset, length, needed in ranges:
-        if reads and reads[-1].file == file:
-            last = reads[-1]
-            end = max(last.offset + last.length, offset + length)
-            gap = offset - (last.offset + last.length)
-            if end - last.offset <= max(cost.max_read, last.length) and cost.joins(
-                gap, end - last.offset, used + needed
-            ):
-                reads[-1] = Read(file, last.offset, end - last.offset)
-                used += needed
-                where[file, offset, length] = len(reads) - 1
-                continue
-        reads.append(Read(file, offset, length))
-        used = needed
-        where[file, offset, length] = len(reads) - 1
+    for key in sorted({r[:6] for w in works for r in w.ranges}):
+        file, offset, length, needed, times, stride = key
+        longer = _joined(reads[-1], used, key, cost) if reads else None
+        if longer is None:
+            reads.append(Read(file, offset, length, times, stride))
+            used = needed
+        else:
+            reads[-1] = longer
+            used += needed
+        where[key] = len(reads) - 1
     tasks = tuple(_task(w, reads, where) for w in works)
     return Batch(tuple(reads), tasks, sum(r.length for r in reads))
 
 
-def _task(work: _Work, reads: Sequence[Read], where: dict[tuple[str, int, int], int]) -> Task:
+def _joined(last: Read, used: int, more: tuple[str, int, int, int, int, int], cost: ReadCost) -> Read | None:
+    """Return the read that brings what `last` does, of which `used` bytes are needed, and a range that begins later."""
+    file, offset, length, needed, times, _ = more
+    if file != last.file or times > 1 or last.times > 1:
+        return None
+    end = max(last.offset + last.length, offset + length)
+    gap = offset - (last.offset + last.length)
+    whole = end - last.offset
+    if whole > max(cost.max_read, last.length) or not cost.joins(gap, whole, used + needed):
+        return None
+    return Read(file, last.offset, whole)
+
+
+def _task(work: _Work, reads: Sequence[Read], where: Mapping[Sequence[object], int]) -> Task:
     pieces: list[list[Piece]] = [[] for _ in work.boxes]
     for r in work.ranges:
-        n = where[r.file, r.offset, r.length]
+        n = where[r[:6]]
         pieces[r.source].append(Piece(n, r.offset - reads[n].offset, r.strides, r.box))
     inputs = tuple(Input(i, box, tuple(p)) for i, (box, p) in enumerate(zip(work.boxes, pieces, strict=True)))
     return Task(work.step, work.out, inputs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -13,17 +14,37 @@ __all__ = ["Batch", "Input", "Piece", "Read", "Schedule", "Task"]
 
 
 class Read(NamedTuple):
-    """One request: `length` bytes of `file` from `offset`."""
+    """Bytes of `file` that come in one go: a range from `offset`, or `times` runs of equal length, one every `stride`.
+
+    length: bytes that come; those of runs lie one after the other then, without what is between them in the file.
+    """
 
     file: str
     offset: int
     length: int
+    times: int = 1
+    stride: int = 0
+
+    @property
+    def run(self) -> int:
+        """Bytes of one run."""
+        return self.length // self.times
+
+    @property
+    def runs(self) -> Iterator[tuple[int, int]]:
+        """Offset and length of each contiguous range of the file, in order.
+
+        >>> list(Read("f", 100, 6, 3, 10).runs)
+        [(100, 2), (110, 2), (120, 2)]
+        """
+        run = self.run
+        return ((self.offset + i * self.stride, run) for i in range(self.times))
 
 
 class Piece(NamedTuple):
     """Blocks of an input that one read brings. A block is one element, but for packed types.
 
-    read: which read of the batch. offset: bytes from the start of that read to the first block.
+    read: which read of the batch. offset: bytes from the first that it brings to the first block.
     strides: in blocks, of the bytes as they were read. box: which part of the source's view they are, in blocks.
     """
 
@@ -78,8 +99,8 @@ class Schedule:
 
     @cached_property
     def reads(self) -> int:
-        """How many requests there are."""
-        return sum(len(b.reads) for b in self.batches)
+        """How many requests there are: contiguous ranges of files."""
+        return sum(r.times for b in self.batches for r in b.reads)
 
     @cached_property
     def largest_batch(self) -> int:

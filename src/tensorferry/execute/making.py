@@ -32,7 +32,9 @@ def is_made(entry: TensorEntry) -> bool:
 def reads_of(entry: TensorEntry) -> list[Read]:
     """Return what has to be read to have the entry, in order."""
     if is_made(entry):
-        return [read for batch in _schedule(entry).batches for read in batch.reads]
+        return [
+            Read(read.file, *run) for batch in _schedule(entry).batches for read in batch.reads for run in read.runs
+        ]
     return [Read(*chunk.span) for chunk in entry.chunks if chunk.span is not None]
 
 
@@ -51,10 +53,12 @@ def read_made(read_into: ReadInto, entry: TensorEntry) -> torch.Tensor:
     schedule = _schedule(entry)
     for batch in schedule.batches:
         staged = []
-        for file, offset, length in batch.reads:
-            staged.append(torch.empty(length, dtype=torch.uint8, device="cpu"))
+        for read in batch.reads:
+            staged.append(torch.empty(read.length, dtype=torch.uint8, device="cpu"))
+            target = bytes_of(staged[-1])
             with reading_for([entry.name]):
-                read_into(file, offset, bytes_of(staged[-1]))
+                for n, (offset, length) in enumerate(read.runs):
+                    read_into(read.file, offset, target[n * length : (n + 1) * length])
         for task in batch.tasks:
             perform(schedule.plan, task, staged, out)
     return out

@@ -21,22 +21,29 @@ from tensorferry.core.schedule import Batch, Read, Schedule, Task
 from tensorferry.core.steps import is_packed
 from tensorferry.execute.base import Counters, OnReady, Parameters, Remaining
 from tensorferry.execute.blame import reading_for
+from tensorferry.execute.device import DeviceExecutor, any_on_devices
 from tensorferry.execute.placing import in_place, perform
 from tensorferry.execute.staging import Staging
 from tensorferry.numerics.dequantize import foresee
 from tensorferry.numerics.memory import bytes_of
 from tensorferry.progress import SILENT, Progress
 from tensorferry.storage.base import Storage
-from tensorferry.storage.reading import scatter
+from tensorferry.storage.gpu_direct import Use
+from tensorferry.storage.reading import read_runs, scatter
 
 __all__ = ["ThreadedExecutor"]
 
 
 class ThreadedExecutor:
-    """Runs batches in `threads` threads, in the order of the schedule."""
+    """Runs batches in `threads` threads, in the order of the schedule.
 
-    def __init__(self, threads: int) -> None:
+    pinned: leave parameters on GPUs to a `DeviceExecutor`, which stages in pinned memory. gpu_direct: its option.
+    """
+
+    def __init__(self, threads: int, *, pinned: bool = True, gpu_direct: Use = "never") -> None:
         self.threads = threads
+        self.pinned = pinned
+        self.gpu_direct = gpu_direct
 
     def run(
         self,
@@ -48,8 +55,13 @@ class ThreadedExecutor:
         progress: Progress = SILENT,
     ) -> Counters:
         """Fill `parameters`; see `Executor`. `parameters` is looked up from several threads."""
-        run = _Run(schedule, storage, parameters)
         foresee(_elements_decoded(schedule.plan))
+        if self.pinned and any_on_devices(parameters, schedule.plan):
+            executor = DeviceExecutor(
+                self.threads, ThreadedExecutor(self.threads, pinned=False), gpu_direct=self.gpu_direct
+            )
+            return executor.run(schedule, storage, parameters, on_ready=on_ready, progress=progress)
+        run = _Run(schedule, storage, parameters)
         progress.start(schedule.bytes_read, "weights")
         pool = ThreadPoolExecutor(self.threads, thread_name_prefix="tensorferry")
         try:
@@ -139,10 +151,10 @@ class _Run:
                     return counters
                 outs = direct[n].outs if n in direct else [staged[n]]
                 with reading_for(self._entries(batch, n)):
-                    scatter(self.storage, read.file, read.offset, [bytes_of(out) for out in outs])
+                    _read(self.storage, read, [bytes_of(out) for out in outs])
                 counters.direct_bytes += direct[n].placed if n in direct else 0
                 counters.bytes_read += read.length
-                counters.reads += 1
+                counters.reads += read.times
             for task in rest:
                 name = self.schedule.plan.steps[task.step].parameter
                 counters.lost(name, perform(self.schedule.plan, task, staged, self.parameters[name]))
@@ -172,6 +184,14 @@ class _Run:
                 direct[n] = tiling
         rest = [t for t in batch.tasks if not t.inputs or any(p.read not in direct for i in t.inputs for p in i.pieces)]
         return direct, rest
+
+
+def _read(storage: Storage, read: Read, outs: Sequence[memoryview]) -> None:
+    if read.times == 1:
+        scatter(storage, read.file, read.offset, outs)
+        return
+    (out,) = outs  # runs are joined with nothing else, so there are no holes
+    read_runs(storage, read.file, read.offset, read.stride, read.run, out)
 
 
 def _layout(reads: Sequence[Read | None]) -> tuple[list[tuple[int, int]], int]:

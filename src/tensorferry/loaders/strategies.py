@@ -106,14 +106,14 @@ class Prefetch(Ahead):
     def _go_ahead(self) -> None:
         if not isinstance(self._inner, SupportsReadAhead):
             return
-        for file, offset, length in _pieces(self._reads, self._block):
+        for piece in _pieces(self._reads, self._block):
             with self._turn:
-                while not self._stopped and self._announced + length - self._used > self._bound:
+                while not self._stopped and self._announced + piece.length - self._used > self._bound:
                     self._turn.wait()
                 if self._stopped:
                     return
-                self._announced += length
-            self._inner.read_ahead(file, offset, length)
+                self._announced += piece.length
+            self._inner.read_ahead(piece.file, piece.offset, piece.length)
 
 
 class Eager(Ahead):
@@ -268,6 +268,7 @@ def streamed(
 
 
 def _pieces(reads: Iterable[Read], block: int) -> Iterator[Read]:
-    for file, offset, length in reads:
-        for at in range(0, length, block):
-            yield Read(file, offset + at, min(block, length - at))
+    for read in reads:
+        for offset, length in read.runs:
+            for at in range(0, length, block):
+                yield Read(read.file, offset + at, min(block, length - at))

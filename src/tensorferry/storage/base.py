@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
-__all__ = ["File", "Storage", "SupportsLocalPath", "SupportsMap", "SupportsReadAhead", "SupportsScatter"]
+__all__ = [
+    "File",
+    "Storage",
+    "SupportsDevice",
+    "SupportsLocalPath",
+    "SupportsMap",
+    "SupportsReadAhead",
+    "SupportsRuns",
+    "SupportsScatter",
+    "SupportsUncached",
+    "Uncached",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +69,12 @@ class Storage(Protocol):
 
 @runtime_checkable
 class SupportsMap(Storage, Protocol):
-    """Storages that can map a file into memory, read-only."""
+    """Storages that can map a file into memory."""
 
-    def map(self, path: str) -> memoryview:
-        """Return all of `path` as a read-only view of a private read-only mapping.
+    def map(self, path: str, *, writable: bool = False) -> memoryview:
+        """Return all of `path` as a view of a private mapping, read-only unless `writable`.
 
+        What is written to a writable one stays in this process, in copies of the pages, and never reaches the file.
         The pages stay as long as the view, or anything made from it, is in use. A file that is truncated under
         a mapping kills the process and one that is rewritten changes the values, so mapping is a choice.
         """
@@ -75,6 +87,74 @@ class SupportsScatter(Protocol):
 
     def read_vector(self, path: str, offset: int, outs: Sequence[memoryview]) -> None:
         """Fill `outs` one after the other from one contiguous range of `path`, or raise ReadError."""
+        ...
+
+
+@runtime_checkable
+class SupportsDevice(Protocol):
+    """What reads files straight into the memory of devices, without a stop in that of the CPU."""
+
+    def reaches(self, path: str) -> bool:
+        """Whether `path` can be read so; others have to be read into memory of the CPU."""
+        ...
+
+    def read_to_device(self, path: str, offset: int, out: object) -> None:
+        """Fill `out` exactly from `offset` of `path`, or raise ReadError; nothing else may use it meanwhile.
+
+        out: contiguous bytes on a device, as anything with a ``__cuda_array_interface__``. Quickest where offset,
+        length and address are whole pages.
+        """
+        ...
+
+
+@runtime_checkable
+class SupportsRuns(Protocol):
+    """Storages that read many short ranges at equal distances in one go."""
+
+    def read_runs(self, path: str, offset: int, stride: int, run: int, out: memoryview) -> None:
+        """Fill `out` (writable, bytes) with runs of `run` bytes of `path`, one every `stride` bytes from `offset` on.
+
+        `out` holds whole runs. Raises ReadError.
+        """
+        ...
+
+
+class Uncached(NamedTuple):
+    """Whether a file can be read past the page cache, and what speaks against it: nothing, where `why` is empty."""
+
+    possible: bool
+    why: str
+
+
+@runtime_checkable
+class SupportsUncached(Protocol):
+    """Storages behind the page cache of the system, which reads can go past and which can be looked at.
+
+    Each method raises what opening the file for a read would raise.
+    """
+
+    def uncached(self, path: str) -> Uncached:
+        """Return whether `path` can be read past the page cache, and what speaks against doing so if it is cold."""
+        ...
+
+    def cached_share(self, path: str, offset: int, length: int) -> float:
+        """Return about which share of a range is in the page cache, 0.0 to 1.0. A cheap look, at a few places."""
+        ...
+
+    def read_uncached(self, path: str, offset: int, outs: Sequence[memoryview]) -> int | None:
+        """Fill `outs` as `SupportsScatter.read_vector` does, past the page cache, or raise ReadError.
+
+        Returns how many bytes had to be copied once more, as they lie otherwise in memory than in the file. None
+        where that is not possible: then nothing was read.
+        """
+        ...
+
+    def absent_ranges(self, path: str, offset: int, length: int) -> Sequence[tuple[int, int]] | None:
+        """Return (offset, length) of the pages in a range that are not in the page cache; None where nobody tells."""
+        ...
+
+    def forget(self, path: str, offset: int, length: int) -> None:
+        """Have the page cache let go of the pages of a range. A hint: pages that others write to or map may stay."""
         ...
 
 

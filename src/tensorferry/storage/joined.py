@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tensorferry.errors import LocateError, shown
-from tensorferry.storage.base import File, Storage, SupportsLocalPath, SupportsReadAhead
-from tensorferry.storage.reading import scatter
+from tensorferry.storage.base import (
+    File,
+    Storage,
+    SupportsLocalPath,
+    SupportsReadAhead,
+    SupportsUncached,
+    Uncached,
+)
+from tensorferry.storage.reading import read_runs, scatter
 
 __all__ = ["JoinedStorage"]
 
@@ -44,11 +51,42 @@ class JoinedStorage:
         _, part, inner = self._find(path)
         scatter(part, inner, offset, outs)
 
+    def read_runs(self, path: str, offset: int, stride: int, run: int, out: memoryview) -> None:
+        """Fill `out` with runs of bytes at equal distances, in one go where the part can."""
+        _, part, inner = self._find(path)
+        read_runs(part, inner, offset, stride, run, out)
+
     def read_ahead(self, path: str, offset: int, length: int) -> None:
         """Pass the hint on to parts that take it."""
         _, part, inner = self._find(path)
         if isinstance(part, SupportsReadAhead):
             part.read_ahead(inner, offset, length)
+
+    def uncached(self, path: str) -> Uncached:
+        """Return whether a file of a part can be read past the page cache."""
+        _, part, inner = self._find(path)
+        return part.uncached(inner) if isinstance(part, SupportsUncached) else Uncached(False, "not by its storage")
+
+    def cached_share(self, path: str, offset: int, length: int) -> float:
+        """Return about how much of a range is in the page cache, as far as the part can tell."""
+        _, part, inner = self._find(path)
+        return part.cached_share(inner, offset, length) if isinstance(part, SupportsUncached) else 0.0
+
+    def read_uncached(self, path: str, offset: int, outs: Sequence[memoryview]) -> int | None:
+        """Fill `outs` past the page cache, if the part can."""
+        _, part, inner = self._find(path)
+        return part.read_uncached(inner, offset, outs) if isinstance(part, SupportsUncached) else None
+
+    def absent_ranges(self, path: str, offset: int, length: int) -> Sequence[tuple[int, int]] | None:
+        """Return which pages of a range the page cache does not have, if the part can tell."""
+        _, part, inner = self._find(path)
+        return part.absent_ranges(inner, offset, length) if isinstance(part, SupportsUncached) else None
+
+    def forget(self, path: str, offset: int, length: int) -> None:
+        """Pass the hint on to parts that take it."""
+        _, part, inner = self._find(path)
+        if isinstance(part, SupportsUncached):
+            part.forget(inner, offset, length)
 
     def local_path(self, path: str) -> str | None:
         """Return where a file of a part is on this machine, if the part can tell."""

@@ -12,19 +12,22 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
+from threading import Lock, local
 from types import TracebackType
 from typing import Self, TypeVar
 
 from tensorferry.errors import ReadError
-from tensorferry.storage.base import File
+from tensorferry.storage.base import File, Uncached
+from tensorferry.storage.direct import SPARE, Filled
 from tensorferry.storage.folder import Folder, Identity, identity_of, located, refuse_irregular
+from tensorferry.storage.handle import Handle, fill, mapped, place_of, read_as_asked
+from tensorferry.storage.page_cache import absent_ranges, cached_share, forget
+from tensorferry.storage.runs import fill_runs
 
 __all__ = ["Counters", "LocalStorage"]
 
-_IOV_MAX = 1024  # buffers that one preadv takes on Linux
 _T = TypeVar("_T")
-_SHARE = 4  # one in so many of the descriptors that the process may have is ours
+_SHARE = 8  # one in so many of the descriptors that the process may have is that of one of our files, which have two
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,23 +38,14 @@ class Counters:
     reads: int = 0
 
 
-class _Handle:
-    """An open file and how many reads use it right now."""
-
-    __slots__ = ("fd", "path", "users")
-
-    def __init__(self, path: str, fd: int) -> None:
-        self.path, self.fd, self.users = path, fd, 0
-
-
 class LocalStorage:
-    """The folder `root`, and its sub-folders, as a `Storage` that also `SupportsMap`, `SupportsScatter` and
-    `SupportsReadAhead`.
+    """The folder `root`, and its sub-folders, as a `Storage` that also `SupportsMap`, `SupportsScatter`,
+    `SupportsRuns`, `SupportsReadAhead` and `SupportsUncached`.
 
     Nothing outside the folder is opened, whatever a path or a link says; see `Folder` for the links of a hub cache.
     The folder itself may be a link. All methods may be called from several threads.
 
-    A file is opened when it is first read and stays open, up to `max_open` files at once, or a quarter of what the
+    A file is opened when it is first read and stays open, up to `max_open` files at once, or an eighth of what the
     process may open; the one that was not used for longest gives way, and must be the same file when it is opened
     again. Use the storage as a context manager, or call `close`.
 
@@ -73,9 +67,10 @@ class LocalStorage:
         self._folder = Folder(root, inside=inside, links_to=links_to)
         self._max_open = min(max_open, _most_descriptors() // _SHARE)
         self._lock = Lock()
-        self._handles: OrderedDict[str, _Handle] = OrderedDict()
+        self._handles: OrderedDict[str, Handle] = OrderedDict()
         self._opened: dict[str, Identity] = {}
-        self._maps: dict[str, memoryview] = {}
+        self._maps: dict[tuple[str, bool], memoryview] = {}
+        self._spare = local()
         self._counters = Counters()
         self._closed = False
 
@@ -115,20 +110,60 @@ class LocalStorage:
 
     def read_vector(self, path: str, offset: int, outs: Sequence[memoryview]) -> None:
         """Fill `outs` one after the other from one contiguous range of `path`: `read_into`, scattered."""
+        views, wanted = self._asked(path, offset, outs)
+        with self._lend(path) as handle:
+            got = fill(handle.fd, self._folder.label(path), offset, views)
+        if got < wanted:
+            raise self._short(path, offset, wanted, got)
+        self._count(got, bool(wanted))
+
+    def read_runs(self, path: str, offset: int, stride: int, run: int, out: memoryview) -> None:
+        """Fill `out` with runs of `run` bytes, one every `stride` bytes of `path` from `offset` on; see `SupportsRuns`.
+
+        Each run counts as a read.
+        """
+        if not 0 <= offset <= sys.maxsize - stride * (len(out) // run):
+            raise ReadError(
+                f"{self._folder.label(path)}: runs of {run} bytes from offset {offset} are no part of any file"
+            )
+        try:
+            with self._lend(path) as handle:
+                got = fill_runs(handle.fd, offset, stride, run, out)
+        except OSError as error:
+            raise ReadError(
+                f"{self._folder.label(path)}: {error.strerror}, while reading from offset {offset}"
+            ) from None
+        if got < len(out):
+            raise self._short(path, offset + got // run * stride, run, got % run)
+        self._count(got, len(out) // run)
+
+    def _asked(self, path: str, offset: int, outs: Sequence[memoryview]) -> tuple[list[memoryview], int]:
+        """Return the buffers of a read as bytes, without empty ones, and how many bytes they take."""
         views = [view if view.format == "B" and view.ndim == 1 else view.cast("B") for view in outs if view.nbytes]
         wanted = sum(map(len, views))
         if not 0 <= offset <= sys.maxsize - wanted:
             raise ReadError(f"{self._folder.label(path)}: {wanted} bytes at offset {offset} are no part of any file")
-        with self._lend(path) as handle:
-            got = _fill(handle.fd, self._folder.label(path), offset, views)
-        if got < wanted:
-            raise ReadError(
-                f"{self._folder.label(path)}: ends inside a read: wanted {wanted} bytes at offset {offset}, got {got}; "
-                "it is shorter than its header says, or was cut while it was read"
-            )
+        return views, wanted
+
+    def _directly(self, handle: Handle, offset: int, views: list[memoryview]) -> Filled | None:
+        if not hasattr(self._spare, "buffer"):
+            self._spare.buffer = memoryview(mmap.mmap(-1, SPARE))
+        spare: memoryview = self._spare.buffer
+        try:
+            return handle.read_direct(offset, views, spare)
+        except OSError as error:
+            label = self._folder.label(handle.path)
+            raise ReadError(f"{label}: {error.strerror}, while reading at offset {offset}") from None
+
+    def _short(self, path: str, offset: int, wanted: int, got: int) -> ReadError:
+        return ReadError(
+            f"{self._folder.label(path)}: ends inside a read: wanted {wanted} bytes at offset {offset}, got {got}; "
+            "it is shorter than its header says, or was cut while it was read"
+        )
+
+    def _count(self, nbytes: int, reads: int) -> None:
         with self._lock:
-            so_far = self._counters
-            self._counters = Counters(so_far.bytes_read + got, so_far.reads + bool(wanted))
+            self._counters = Counters(self._counters.bytes_read + nbytes, self._counters.reads + reads)
 
     def read_ahead(self, path: str, offset: int, length: int) -> None:
         """Have the kernel begin to read a range of `path` into its page cache; see `SupportsReadAhead`."""
@@ -137,19 +172,59 @@ class LocalStorage:
         with self._lend(path) as handle, suppress(OSError):
             os.posix_fadvise(handle.fd, offset, length, os.POSIX_FADV_WILLNEED)
 
-    def map(self, path: str) -> memoryview:
-        """Return all of `path` as a read-only view of a private mapping, which holds one more descriptor.
-
-        Asking again returns the same view. The pages stay as long as anything made from it is in use, even after
-        `close`: unmapping them under a tensor would kill the process.
-        """
+    def uncached(self, path: str) -> Uncached:
+        """Return whether `path` can be read past the page cache; see `SupportsUncached`."""
         with self._lend(path) as handle, self._lock:
-            if path not in self._maps:
+            direct = self._with_room(handle.direct)
+        return Uncached(direct.fd >= 0, direct.why)
+
+    def cached_share(self, path: str, offset: int, length: int) -> float:
+        """Return about how much of a range is in the page cache; see `SupportsUncached`."""
+        with self._lend(path) as handle:
+            return cached_share(handle.fd, offset, length)
+
+    def read_uncached(self, path: str, offset: int, outs: Sequence[memoryview]) -> int | None:
+        """Do what `read_vector` does past the page cache; see `SupportsUncached`.
+
+        What does not lie in memory as it does in the file goes through a buffer of a mebibyte, one for each thread.
+        """
+        views, wanted = self._asked(path, offset, outs)
+        if not wanted or not self.uncached(path).possible:
+            return None
+        with self._lend(path) as handle:
+            got = self._directly(handle, offset, views)
+        if got is None:
+            return None
+        if got.nbytes < wanted:
+            raise self._short(path, offset, wanted, got.nbytes)
+        self._count(wanted, 1)
+        return got.copied
+
+    def absent_ranges(self, path: str, offset: int, length: int) -> list[tuple[int, int]] | None:
+        """Return which pages of a range the page cache does not have; see `SupportsUncached`."""
+        with self._lend(path) as handle:
+            return absent_ranges(handle.fd, offset, length)
+
+    def forget(self, path: str, offset: int, length: int) -> None:
+        """Have the page cache let go of a range of `path`; see `SupportsUncached`."""
+        with self._lend(path) as handle, suppress(OSError):
+            forget(handle.fd, offset, length)
+
+    def map(self, path: str, *, writable: bool = False) -> memoryview:
+        """Return all of `path` as a view of a private mapping, which holds one more descriptor.
+
+        writable: what is written to the view stays in this process and never reaches the file. Asking again returns
+        the same view. The pages stay as long as anything made from it is in use, even after `close`: unmapping them
+        under a tensor would kill the process.
+        """
+        key = path, writable
+        with self._lend(path) as handle, self._lock:
+            if key not in self._maps:
                 try:
-                    self._maps[path] = self._with_room(lambda: _mapped(handle.fd))
+                    self._maps[key] = self._with_room(lambda: mapped(handle.fd, writable=writable))
                 except OSError as error:
                     raise located(error, f"{self._folder.label(path)}: cannot be mapped") from None
-            return self._maps[path]
+            return self._maps[key]
 
     def local_path(self, path: str) -> str:
         """Return where `path` really is; raises as `stat` does."""
@@ -171,11 +246,11 @@ class LocalStorage:
         """Close all files and mappings; idempotent. A file that another thread is reading is closed when that ends."""
         with self._lock:
             self._closed = True
-            idle = [handle.fd for handle in self._handles.values() if not handle.users]
+            idle = [handle for handle in self._handles.values() if not handle.users]
             self._handles.clear()
             self._maps.clear()
-        for fd in idle:
-            os.close(fd)
+        for handle in idle:
+            handle.close()
 
     def __enter__(self) -> Self:
         return self
@@ -187,7 +262,7 @@ class LocalStorage:
         return f"LocalStorage({self.uri!r})"
 
     @contextmanager
-    def _lend(self, path: str) -> Iterator[_Handle]:
+    def _lend(self, path: str) -> Iterator[Handle]:
         """Lend the open file of `path`; it is not closed before it is back."""
         handle = self._acquire(path)
         try:
@@ -195,31 +270,31 @@ class LocalStorage:
         finally:
             self._release(handle)
 
-    def _acquire(self, path: str) -> _Handle:
+    def _acquire(self, path: str) -> Handle:
         with self._lock:
             if self._closed:
                 raise ReadError(f"{self._folder.label(path)}: its storage was closed")
             handle = self._handles.get(path)
             if handle is None:
-                handle = self._handles[path] = _Handle(path, self._open(path))
+                handle = self._handles[path] = Handle(path, self._open(path))
             handle.users += 1
             self._handles.move_to_end(path)
             if len(self._handles) > self._max_open:
                 self._evict(self._max_open)
         return handle
 
-    def _release(self, handle: _Handle) -> None:
+    def _release(self, handle: Handle) -> None:
         with self._lock:
             handle.users -= 1
             unwanted = not handle.users and self._handles.get(handle.path) is not handle
         if unwanted:
-            os.close(handle.fd)
+            handle.close()
 
     def _evict(self, most: int) -> bool:
         """Close idle files until at most `most` are open; return whether there was one to close."""
         idle = [path for path, handle in self._handles.items() if not handle.users][: len(self._handles) - most]
         for path in idle:
-            os.close(self._handles.pop(path).fd)
+            self._handles.pop(path).close()
         return bool(idle)
 
     def _with_room(self, act: Callable[[], _T]) -> _T:
@@ -242,13 +317,13 @@ class LocalStorage:
         try:
             info = os.fstat(fd)
             refuse_irregular(info, self._folder.label(path))
-            if (place := _place_of(fd)) is not None:  # a folder on the way may have become a link meanwhile
+            if (place := place_of(fd)) is not None:  # a folder on the way may have become a link meanwhile
                 self._folder.refuse_outside(path, place)
             self._refuse_change(path, self._opened.setdefault(path, identity_of(info)), identity_of(info))
         except BaseException:
             os.close(fd)
             raise
-        _read_as_asked(fd)
+        read_as_asked(fd)
         return fd
 
     def _identities(self, path: str) -> Iterator[Identity | None]:
@@ -268,22 +343,6 @@ class LocalStorage:
             )
 
 
-def _read_as_asked(fd: int) -> None:
-    """Ask the kernel to bring the pages of a read and no more: what is wanted next is known and asked for here."""
-    if hasattr(os, "posix_fadvise"):
-        with suppress(OSError):
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
-
-
-def _place_of(fd: int) -> str | None:
-    """Return the real path of an open file, where the system tells it."""
-    try:
-        place = str(Path("/proc/self/fd", str(fd)).readlink())
-    except OSError:
-        return None
-    return place.removesuffix(" (deleted)") if place.startswith("/") else None
-
-
 def _most_descriptors() -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft
@@ -298,32 +357,3 @@ def _difference(before: Identity, now: Identity | None) -> str:
     if before[2] != now[2]:
         changes.append(f"its size went from {before[2]} to {now[2]} bytes")
     return ", ".join(changes) or "it was written to (its modification time moved)"
-
-
-def _fill(fd: int, label: str, offset: int, views: list[memoryview]) -> int:
-    """Fill `views` as far as the file goes; return how many bytes that was."""
-    done, first = 0, 0
-    try:
-        while first < len(views) and (got := os.preadv(fd, views[first : first + _IOV_MAX], offset + done)):
-            done += got
-            first = _advance(views, first, got)
-    except OSError as error:
-        raise ReadError(f"{label}: {error.strerror}, while reading at offset {offset + done}") from None
-    return done
-
-
-def _advance(views: list[memoryview], first: int, got: int) -> int:
-    """Take `got` bytes off the front of `views` from `first` on; return the first that is not full."""
-    while got:
-        if got < len(views[first]):
-            views[first] = views[first][got:]
-            return first
-        got -= len(views[first])
-        first += 1
-    return first
-
-
-def _mapped(fd: int) -> memoryview:
-    if not os.fstat(fd).st_size:
-        return memoryview(b"")  # an empty file cannot be mapped
-    return memoryview(mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tensorferry.storage.base import Storage, SupportsScatter
+from tensorferry.storage.base import Storage, SupportsRuns, SupportsScatter
 
-__all__ = ["ReadInto", "read_bytes", "scatter"]
+__all__ = ["ReadInto", "read_bytes", "read_runs", "scatter"]
 
 ReadInto = Callable[[str, int, memoryview], None]
 """Fills the view exactly from an offset of a path, or raises; `Storage.read_into` is one."""
@@ -27,3 +27,12 @@ def scatter(storage: Storage, path: str, offset: int, outs: Sequence[memoryview]
     for out in outs:
         storage.read_into(path, offset, out)
         offset += out.nbytes
+
+
+def read_runs(storage: Storage, path: str, offset: int, stride: int, run: int, out: memoryview) -> None:
+    """Fill `out` with runs of `run` bytes, one every `stride` bytes of `path` from `offset` on, or raise ReadError."""
+    if isinstance(storage, SupportsRuns):
+        storage.read_runs(path, offset, stride, run, out)
+        return
+    for i in range(len(out) // run):
+        storage.read_into(path, offset + i * stride, out[i * run : (i + 1) * run])

@@ -55,7 +55,9 @@ def test_a_rank_of_columns_reads_only_its_columns() -> None:
     schedule = lower(
         make_plan(catalogue_of({"w": (4, 16)}), by_name([half])), max_gap=0, max_read=BIG, max_staging=BIG, waste=1
     )
-    assert [(r.offset, r.length) for r in schedule.batches[0].reads] == [(32, 32), (96, 32), (160, 32), (224, 32)]
+    assert schedule.batches[0].reads == (Read("model.safetensors", 32, 128, times=4, stride=64),)
+    assert list(schedule.batches[0].reads[0].runs) == [(32, 32), (96, 32), (160, 32), (224, 32)]
+    assert (schedule.reads, schedule.bytes_read) == (4, 128)
 
 
 def test_filling_comes_first_and_reads_nothing() -> None:
