@@ -2,7 +2,7 @@
 
 from tensorferry.parallel.agreement import Agreement
 from tensorferry.parallel.division import Heads, Placement, even_part, padded, placed_experts, split_heads
-from tensorferry.parallel.experts import FusedMoE, Routing, softmax_routing
+from tensorferry.parallel.experts import FusedMoE
 from tensorferry.parallel.groups import Ranks
 from tensorferry.parallel.layer import ParallelLayer
 from tensorferry.parallel.linear import (
@@ -13,6 +13,8 @@ from tensorferry.parallel.linear import (
     ReplicatedLinear,
     RowParallelLinear,
 )
+from tensorferry.parallel.norms import HeadParallelRMSNorm
+from tensorferry.parallel.routing import Routing, sigmoid_routing, softmax_routing
 from tensorferry.parallel.vocabulary import ParallelLMHead, VocabParallelEmbedding
 
 __all__ = [
@@ -20,6 +22,7 @@ __all__ = [
     "ColumnParallelLinear",
     "FusedMoE",
     "FusedOrder",
+    "HeadParallelRMSNorm",
     "Heads",
     "MergedColumnParallelLinear",
     "ParallelLMHead",
@@ -34,6 +37,7 @@ __all__ = [
     "even_part",
     "padded",
     "placed_experts",
+    "sigmoid_routing",
     "softmax_routing",
     "split_heads",
 ]

@@ -12,7 +12,17 @@ from tensorferry.core.boxes import Box, Region, Shape
 from tensorferry.core.target import Slot
 from tensorferry.errors import ConfigError
 
-__all__ = ["Heads", "Placement", "even_part", "padded", "part_of", "part_slot", "placed_experts", "split_heads"]
+__all__ = [
+    "Heads",
+    "Placement",
+    "even_part",
+    "padded",
+    "part_of",
+    "part_slot",
+    "placed_experts",
+    "shared_heads",
+    "split_heads",
+]
 
 Placement = Literal["linear", "round_robin"]
 """How experts are dealt to ranks: in blocks, the first ranks one more where they do not divide; or in turns."""
@@ -62,14 +72,24 @@ def split_heads(heads: int, kv_heads: int, ranks: int, rank: int) -> Heads:
     if kv_heads < 1 or heads % kv_heads:
         raise ConfigError(f"{heads} attention heads cannot share {kv_heads} key-value heads")
     query = even_part(heads, ranks, rank, what="attention heads")
-    if ranks <= kv_heads:
-        return Heads(query, even_part(kv_heads, ranks, rank, what="key-value heads"), 1)
-    if ranks % kv_heads:
-        raise ConfigError(
-            f"{kv_heads} key-value heads cannot be replicated on {ranks} ranks: one must divide the other"
-        )
-    replicas = ranks // kv_heads
-    return Heads(query, range(rank // replicas, rank // replicas + 1), replicas)
+    kv, replicas = shared_heads(kv_heads, ranks, rank)
+    return Heads(query, kv, replicas)
+
+
+def shared_heads(heads: int, ranks: int, rank: int) -> tuple[range, int]:
+    """Return which of key-value heads are `rank`'s, and how many ranks have each: more than one where ranks are more.
+
+    Raises ConfigError where neither of heads and ranks divides the other.
+
+    >>> [shared_heads(2, 4, rank)[0] for rank in range(4)]
+    [range(0, 1), range(0, 1), range(1, 2), range(1, 2)]
+    """
+    if ranks <= heads:
+        return even_part(heads, ranks, rank, what="key-value heads"), 1
+    if ranks % heads:
+        raise ConfigError(f"{heads} key-value heads cannot be replicated on {ranks} ranks: one must divide the other")
+    replicas = ranks // heads
+    return range(rank // replicas, rank // replicas + 1), replicas
 
 
 def placed_experts(experts: int, ranks: int, rank: int, how: Placement = "linear") -> tuple[int, ...]:

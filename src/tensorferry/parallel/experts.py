@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.nn import functional
 
 from tensorferry.config import ParallelConfig
-from tensorferry.core.boxes import Box, Region, Shape
-from tensorferry.core.rules import Part, Place, Rule, Split
+from tensorferry.core.rules import Rule
 from tensorferry.core.target import Layout, Slot
-from tensorferry.core.transforms import Take
-from tensorferry.errors import ConfigError
-from tensorferry.parallel.division import Placement, even_part, placed_experts
+from tensorferry.errors import PlanError
+from tensorferry.parallel.division import Placement
+from tensorferry.parallel.expert_layout import (
+    PROJECTIONS,
+    Extent,
+    StackedExperts,
+    expert_of,
+    inner_part,
+    kind_of,
+    placement_of,
+    turns_of,
+)
+from tensorferry.parallel.expert_rules import ExpertRules
 from tensorferry.parallel.groups import Ranks
 from tensorferry.parallel.layer import ParallelLayer, taken_from
 from tensorferry.parallel.linear import ALONE
+from tensorferry.parallel.routing import Routing, sigmoid_routing, softmax_routing
 
-__all__ = ["FusedMoE", "Routing", "softmax_routing"]
-
-Routing = Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
-"""From router logits ``[tokens, experts]`` and how many experts to use: their weights and numbers, ``[tokens, k]``."""
+__all__ = ["FusedMoE"]
 
 
-def softmax_routing(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the `k` likeliest experts of each token, with their probabilities scaled to a sum of one; in float32."""
-    weights, experts = logits.softmax(-1, dtype=torch.float32).topk(k, dim=-1)
-    return weights / weights.sum(-1, keepdim=True), experts
+def _swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    return functional.silu(gate) * up
 
 
 class FusedMoE(ParallelLayer):
@@ -38,11 +43,15 @@ class FusedMoE(ParallelLayer):
     the tensors in the checkpoint. The slots of expert 3 are "3.w1" (gate), "3.w3" (up) and "3.w2" (down); those of
     other ranks' experts are declared absent.
 
-    experts, hidden_size, intermediate_size: of the model. top_k: experts of each token. With expert parallelism each
-    rank has some experts, dealt as `placement` says, whole where there are as many expert as tensor ranks; tensor
-    ranks beyond these share the inner dimension of each. physical_to_logical: where experts are held more than once,
-    which expert each place has, over all ranks; every place of an expert is filled, and the tokens take turns.
-    routing: from router logits to experts. activate: from gate and up to what the down projection takes.
+    experts, hidden_size, intermediate_size: of the model. top_k: experts of each token. shared: experts that every
+    token uses besides, with a weight of one; they are numbered after the others and placed as these are. With expert
+    parallelism each rank has some experts, dealt as `placement` says, whole where there are as many expert as tensor
+    ranks; tensor ranks beyond these share the inner dimension of each. physical_to_logical: where experts are held
+    more than once, which expert each place has, over all ranks; every place of an expert is filled, and the tokens
+    take turns.
+    router_bias: whether there is an ``e_score_correction_bias`` ``[experts]``, in float32 whatever the `dtype`.
+    routing: from router logits, and the router bias if there is one, to experts; by default `softmax_routing`, or
+    `sigmoid_routing` with a router bias. activate: from gate and up to what the down projection takes.
     reduce_results: whether to sum over the ranks; without it, the caller does.
 
     Raises ConfigError where ranks and sizes do not go together, with both numbers.
@@ -52,6 +61,7 @@ class FusedMoE(ParallelLayer):
     w2_weight: torch.Tensor
     w13_bias: torch.Tensor | None
     w2_bias: torch.Tensor | None
+    e_score_correction_bias: torch.Tensor | None
 
     def __init__(
         self,
@@ -60,74 +70,107 @@ class FusedMoE(ParallelLayer):
         hidden_size: int,
         intermediate_size: int,
         *,
+        shared: int = 0,
         bias: bool = False,
+        router_bias: bool = False,
         transposed: bool = False,
         placement: Placement = "linear",
         physical_to_logical: Sequence[int] | None = None,
-        routing: Routing = softmax_routing,
-        activate: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = lambda gate, up: functional.silu(gate) * up,
+        routing: Routing | None = None,
+        activate: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = _swiglu,
         reduce_results: bool = True,
         parallel: ParallelConfig = ALONE,
         group: torch.distributed.ProcessGroup | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.experts, self.top_k, self.transposed = experts, top_k, transposed
-        self.routing, self.activate, self.reduce_results = routing, activate, reduce_results
-        self.hidden_size, self.intermediate_size = hidden_size, intermediate_size
-        self.placement = _placement(experts, parallel.ep_size, placement, physical_to_logical)
+        self.experts, self.shared, self.top_k, self.transposed = experts, shared, top_k, transposed
+        self.routing = routing or (sigmoid_routing if router_bias else softmax_routing)
+        self.activate, self.reduce_results = activate, reduce_results
+        self.placement = placement_of(experts + shared, parallel.ep_size, placement, physical_to_logical)
         self.here = self.placement[parallel.ep_rank]
-        self._inner, self._adds_bias = _inner_part(intermediate_size, parallel)
+        inner, self._adds_bias = inner_part(intermediate_size, parallel)
+        self._stacks = StackedExperts(experts + shared, self.here, hidden_size, intermediate_size, inner, transposed)
+        self._turns = turns_of(self.placement, parallel.ep_rank)
+        by_number = parallel.ep_size > parallel.tp_size
         self.ranks = (
-            Ranks(parallel.tp_size, parallel.tp_rank, group)
-            if parallel.tp_size >= parallel.ep_size
-            else Ranks(parallel.ep_size, parallel.ep_rank, group)
+            Ranks(parallel.ep_size, parallel.ep_rank, group)
+            if by_number
+            else Ranks(parallel.tp_size, parallel.tp_rank, group)
         )
-        self._turns = _turns(self.placement, parallel.ep_rank)
-        self._declare_experts(bias, dtype)
+        self._extents: dict[str, Extent] = {}
+        for name in ("w13_bias", "w2_bias", "e_score_correction_bias"):
+            self.register_parameter(name, None)
+        self.declare_stacks("weight", "matrix", dtype=dtype)
+        if bias:
+            self.declare_stacks("bias", "rows", dtype=dtype)
+        if router_bias:
+            whole = Layout({"": Slot.whole((experts,))})
+            self.declare("e_score_correction_bias", (experts,), whole, dtype=torch.float32)
+
+    def declare_stacks(self, leaf: str, extent: Extent, *, dtype: torch.dtype | None = None) -> None:
+        """Register parameters ``w13_{leaf}`` and ``w2_{leaf}`` that have something of every projection, such as scales.
+
+        extent: what each projection has: "matrix" as the weights, "rows" for a value for each of its outputs, or
+        "one": a single value, in parameters ``[experts here, 2]`` and ``[experts here]``. `rules` send tensors whose
+        names end in `leaf` there.
+        """
+        for stack in ("w13", "w2"):
+            name = f"{stack}_{leaf}"
+            self._extents[name] = extent
+            self.declare(name, self._stacks.shape(stack, extent), self._stacks.layout(stack, extent), dtype=dtype)
 
     def forward(self, hidden: torch.Tensor, router_logits: torch.Tensor) -> torch.Tensor:
         """Return what the experts make of ``[..., hidden]``, with ``[..., experts]`` logits; summed over the ranks."""
         x = hidden.reshape(-1, hidden.shape[-1])
-        weights, chosen = self.routing(router_logits.reshape(x.shape[0], -1), self.top_k)
+        bias = () if self.e_score_correction_bias is None else (self.e_score_correction_bias,)
+        weights, chosen = self.routing(router_logits.reshape(x.shape[0], router_logits.shape[-1]), self.top_k, *bias)
         out = torch.zeros_like(x)
         for local, expert in enumerate(self.here):
-            token, nth = torch.where(chosen == expert)
-            turn, turns = self._turns[local]
-            if turns > 1:
-                mine = token % turns == turn
-                token, nth = token[mine], nth[mine]
+            token, weight = self._used(local, expert, weights, chosen)
             if token.numel():
-                made = self._expert(local, x[token]) * weights[token, nth, None]
+                made = self._expert(local, x[token]) * weight
                 out.index_add_(0, token, made.to(out.dtype))
         return (self.ranks.sum(out) if self.reduce_results else out).reshape(hidden.shape)
 
     def rules(
-        self, into: str, source: str, *, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj"
+        self,
+        into: str,
+        source: str,
+        *,
+        gate: str = "gate_proj",
+        up: str = "up_proj",
+        down: str = "down_proj",
+        gate_up: str | None = None,
+        shared: str | None = None,
     ) -> tuple[Rule, ...]:
-        """Return rules for a checkpoint that has each expert by itself.
+        """Return rules for a checkpoint that has each expert by itself. Whatever a name ends in goes the same way.
 
         into: the name of this layer, or of all like it, with its dot. source: what comes before the name of a
-        projection, with ``{e}`` for the expert, such as ``model.layers.{i}.mlp.experts.{e}.``.
+        projection, with ``{e}`` for the expert, such as ``model.layers.{i}.mlp.experts.{e}.``. gate_up: the name of
+        gate and up where they are one tensor. shared: what comes before the names of shared experts' projections;
+        where there are several, they are one tensor of so many times the inner size.
         """
-        found: list[Rule] = []
-        for kind, name in (("w1", gate), ("w3", up), ("w2", down)):
-            for leaf in self._leaves():
-                parameter = f"{into}{'w2' if kind == 'w2' else 'w13'}_{leaf}"
-                found += self._copied(f"{source}{name}.{leaf}", parameter, kind)
-                found.append(Place(f"{source}{name}.{leaf}", parameter, slot=f"{{e}}.{kind}"))
-        return tuple(found)
+        names, rules = {"w1": gate, "w3": up, "w2": down}, self._rules
+        found = [*rules.of_shared(into, shared, names)] if shared is not None and self.shared else []
+        if gate_up is not None:
+            found += rules.of_pairs(into, f"{source}{gate_up}")
+        return (*found, *rules.of_each(into, source, names))
 
-    def stacked_rules(self, into: str, gate_up: str, down: str, *, interleaved: bool = False) -> tuple[Rule, ...]:
+    def stacked_rules(
+        self, into: str, gate_up: str, down: str, *, interleaved: bool = False, leaf: str = "weight"
+    ) -> tuple[Rule, ...]:
         """Return rules for a checkpoint that stacks all experts in one tensor for gate and up and one for down.
 
         The tensors have the dimensions of this layer's parameters, with all experts and all of the inner dimension.
         into: as in `rules`. gate_up and down: their names. interleaved: whether gate and up lie row by row in turns.
+        leaf: which parameters they are for, such as "bias".
         """
-        w13, w2 = f"{into}w13_weight", f"{into}w2_weight"
-        halves = [Part(w13, slot, self._stacked(slot, interleaved)) for slot in self._layouts["w13_weight"].slots]
-        downs = [Part(w2, slot, self._stacked(slot)) for slot in self._layouts["w2_weight"].slots]
-        return Split(gate_up, tuple(halves)), Split(down, tuple(downs))
+        rules = self._rules
+        return tuple(
+            rules.stacked(into, source, f"{stack}_{leaf}", interleaved=interleaved)
+            for source, stack in ((gate_up, "w13"), (down, "w2"))
+        )
 
     def weight_loader(
         self,
@@ -138,19 +181,51 @@ class FusedMoE(ParallelLayer):
     ) -> None:
         """Copy this rank's part of a tensor of one expert into `param`; nothing where the expert is not here.
 
-        loaded_shard_id: "w1", "w2" or "w3". expert_id: of which expert, or None for a tensor that stacks all of them.
+        loaded_shard_id: "w1", "w2" or "w3"; None for all that `param` has. expert_id: of which expert; None for a
+        tensor that stacks all of them. Raises PlanError for what `param` has not, and for another shape.
         """
         name = self._name_of(param)
-        slots = self._layouts[name].slots
-        if expert_id is None:
-            for slot in slots:
-                if loaded_shard_id is None or _kind(slot) == loaded_shard_id:
-                    via = self._stacked(slot, interleaved=False, alone=loaded_shard_id is not None)
-                    super().weight_loader(param, taken_from(loaded_weight, via, f"{type(self).__name__}.{name}"), slot)
+        if name not in self._extents:
+            super().weight_loader(param, loaded_weight, loaded_shard_id)
             return
-        for slot in slots:
-            if slot.partition("@")[0] == f"{expert_id}.{loaded_shard_id}":
-                super().weight_loader(param, loaded_weight, slot)
+        self._refuse_unknown(name, loaded_shard_id, expert_id)
+        what, alone = f"{type(self).__name__}.{name}", loaded_shard_id is not None
+        for slot in self._layouts[name].slots:
+            if loaded_shard_id not in (None, kind_of(slot)):
+                continue
+            if expert_id is None and expert_of(slot) < self.experts:
+                via = self._rules.in_stack(name, slot, alone=alone)
+                super().weight_loader(param, taken_from(loaded_weight, via, what), slot)
+            elif expert_of(slot) == expert_id:
+                via = self._stacks.half(kind_of(slot), self._extents[name], alone=alone)
+                whole = via.region.view == self._layouts[name].slots[slot].logical
+                super().weight_loader(param, loaded_weight if whole else taken_from(loaded_weight, via, what), slot)
+
+    @property
+    def _rules(self) -> ExpertRules:
+        return ExpertRules(self._stacks, self._extents, self.experts, self.shared)
+
+    def _refuse_unknown(self, name: str, shard: str | int | None, expert: int | None) -> None:
+        kinds = [kind for kind, stack in PROJECTIONS.items() if name.startswith(f"{stack}_")]
+        if shard is not None and shard not in kinds:
+            raise PlanError(f"{type(self).__name__}.{name} has no slot {shard!r}: it has {', '.join(kinds)}")
+        if expert is not None and not 0 <= expert < self.experts + self.shared:
+            raise PlanError(
+                f"{type(self).__name__}.{name} has no expert {expert}: there are {self.experts + self.shared}"
+            )
+
+    def _used(
+        self, local: int, expert: int, weights: torch.Tensor, chosen: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return which tokens the expert at place `local` works on, and the weight of each."""
+        if expert >= self.experts:
+            token, weight = torch.arange(len(chosen), device=chosen.device), weights.new_ones(len(chosen), 1)
+        else:
+            token, nth = torch.where(chosen == expert)
+            weight = weights[token, nth, None]
+        turn, turns = self._turns[local]
+        mine = slice(None) if turns == 1 else token % turns == turn
+        return token[mine], weight[mine]
 
     def _expert(self, local: int, x: torch.Tensor) -> torch.Tensor:
         w13, w2 = self.w13_weight[local], self.w2_weight[local]
@@ -160,128 +235,3 @@ class FusedMoE(ParallelLayer):
         b2 = None if self.w2_bias is None or not self._adds_bias else self.w2_bias[local]
         gate, up = functional.linear(x, w13, b13).chunk(2, dim=-1)
         return functional.linear(self.activate(gate, up), w2, b2)
-
-    def _declare_experts(self, bias: bool, dtype: torch.dtype | None) -> None:
-        here, inner, hidden = len(self.here), len(self._inner), self.hidden_size
-        columns = self.transposed
-        self._declare_stack("w13_weight", (here, hidden, 2 * inner) if columns else (here, 2 * inner, hidden), dtype)
-        self._declare_stack("w2_weight", (here, inner, hidden) if columns else (here, hidden, inner), dtype)
-        self.register_parameter("w13_bias", None)
-        self.register_parameter("w2_bias", None)
-        if bias:
-            self._declare_stack("w13_bias", (here, 2 * inner), dtype)
-            self._declare_stack("w2_bias", (here, hidden), dtype)
-
-    def _declare_stack(self, name: str, shape: Shape, dtype: torch.dtype | None) -> None:
-        kinds = ("w1", "w3") if name.startswith("w13") else ("w2",)
-        slots = {}
-        for local, (expert, copy) in enumerate(_numbered(self.here)):
-            for kind in kinds:
-                slots[f"{expert}.{kind}" + (f"@{copy}" if copy else "")] = self._slot(name, shape, local, kind)
-        absent = frozenset(f"{e}.{kind}" for e in range(self.experts) if e not in self.here for kind in kinds)
-        self.declare(name, shape, Layout(slots, absent=absent), dtype=dtype)
-
-    def _slot(self, name: str, shape: Shape, local: int, kind: str) -> Slot:
-        """Return the slot of one projection of one expert: which rows of which place, from which part of it."""
-        low, high = [local, *(0 for _ in shape[1:])], [local + 1, *shape[1:]]
-        logical = list(shape[1:])
-        start, stop = [0] * len(logical), logical.copy()
-        dim = self._inner_dim(name)
-        if dim is not None:
-            inner = len(self._inner)
-            at = inner if kind == "w3" else 0
-            low[1 + dim], high[1 + dim] = at, at + inner
-            logical[dim], start[dim], stop[dim] = self.intermediate_size, self._inner.start, self._inner.stop
-        whole = tuple(logical)
-        return Slot(Region(shape, Box(tuple(low), tuple(high))), whole, Region(whole, Box(tuple(start), tuple(stop))))
-
-    def _inner_dim(self, name: str) -> int | None:
-        """Return along which dimension of one expert's tensor the inner dimension lies; None for the bias of w2."""
-        if name.endswith("bias"):
-            return 0 if name.startswith("w13") else None
-        return int(name.startswith("w2") != self.transposed)
-
-    def _leaves(self) -> Iterator[str]:
-        yield "weight"
-        if self.w13_bias is not None:
-            yield "bias"
-
-    def _copied(self, source: str, parameter: str, kind: str) -> Iterator[Rule]:
-        """Yield rules of the experts that this rank has more than once."""
-        slots = self._layouts[parameter.rpartition(".")[2]].slots
-        for expert in dict.fromkeys(e for e, copy in _numbered(self.here) if copy):
-            places = [s for s in slots if s.partition("@")[0] == f"{expert}.{kind}"]
-            yield Split(source.replace("{e}", str(expert)), tuple(Part(parameter, slot) for slot in places))
-
-    def _stacked(self, slot: str, interleaved: bool = False, *, alone: bool = False) -> Take:
-        """Return where a slot lies in a stack of all experts; `alone` for one that has only gates, or only ups."""
-        kind = _kind(slot)
-        layout = self._layouts["w2_weight" if kind == "w2" else "w13_weight"].slots[slot]
-        dim = int((kind == "w2") != self.transposed)
-        view, halves = [self.experts, *layout.logical], 1 if kind == "w2" or alone else 2
-        low, high = [int(slot.partition(".")[0]), 0, 0], [int(slot.partition(".")[0]) + 1, *layout.logical]
-        if halves == 2:
-            at = dim + 1 if not interleaved else dim + 2
-            view.insert(at, 2)
-            low.insert(at, int(kind == "w3"))
-            high.insert(at, int(kind == "w3") + 1)
-        return Take(Region(tuple(view), Box(tuple(low), tuple(high))), layout.logical)
-
-
-def _kind(slot: str) -> str:
-    return slot.partition(".")[2].partition("@")[0]
-
-
-def _placement(
-    experts: int, ranks: int, how: Placement, physical_to_logical: Sequence[int] | None
-) -> tuple[tuple[int, ...], ...]:
-    """Return which experts each rank has: the one table that filling and running both use."""
-    if physical_to_logical is None:
-        return tuple(placed_experts(experts, ranks, rank, how) for rank in range(ranks))
-    if how != "linear":
-        raise ConfigError(f"expert placement {how!r}: with redundant experts, places are dealt in blocks: 'linear'")
-    lost = sorted(set(range(experts)) - set(physical_to_logical))
-    if lost or any(not 0 <= e < experts for e in physical_to_logical):
-        raise ConfigError(
-            f"physical_to_logical must have every expert from 0 to {experts - 1}, and no other; lost: {lost}"
-        )
-    places = [placed_experts(len(physical_to_logical), ranks, rank) for rank in range(ranks)]
-    return tuple(tuple(physical_to_logical[place] for place in mine) for mine in places)
-
-
-def _inner_part(size: int, parallel: ParallelConfig) -> tuple[range, bool]:
-    """Return which part of an expert's inner dimension is here, and whether this rank is the one that adds its bias."""
-    tp, ep = parallel.tp_size, parallel.ep_size
-    if ep > tp or tp % ep:
-        if ep % tp:
-            raise ConfigError(
-                f"experts: of {tp} tensor-parallel and {ep} expert-parallel ranks, one must divide the other"
-            )
-        return range(size), True
-    sharing = tp // ep
-    if ep > 1 and parallel.ep_rank != parallel.tp_rank // sharing:
-        raise ConfigError(
-            f"experts: tensor-parallel rank {parallel.tp_rank} of {tp} is expert-parallel rank"
-            f" {parallel.tp_rank // sharing} of {ep}, not {parallel.ep_rank}: ranks that share experts are neighbours"
-        )
-    rank = parallel.tp_rank % sharing
-    return even_part(size, sharing, rank, what="experts: intermediate size"), rank == 0
-
-
-def _numbered(experts: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield each expert with how many times it came before."""
-    seen: dict[int, int] = {}
-    for expert in experts:
-        seen[expert] = seen.get(expert, -1) + 1
-        yield expert, seen[expert]
-
-
-def _turns(placement: Sequence[Sequence[int]], rank: int) -> Mapping[int, tuple[int, int]]:
-    """Return, by local place, which of the places of its expert it is, and how many of them there are."""
-    numbered = list(_numbered([expert for mine in placement for expert in mine]))
-    total: dict[int, int] = {}
-    for expert, copy in numbered:
-        total[expert] = copy + 1
-    first = sum(len(mine) for mine in placement[:rank])
-    mine = numbered[first : first + len(placement[rank])]
-    return {local: (copy, total[expert]) for local, (expert, copy) in enumerate(mine)}

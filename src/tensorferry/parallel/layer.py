@@ -5,8 +5,9 @@ Planning reads the layout through `tensor_slots`; `weight_loader` derives from t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -64,10 +65,9 @@ class ParallelLayer(nn.Module):
 
     def declare(self, name: str, shape: Shape, layout: Layout, *, dtype: torch.dtype | None = None) -> None:
         """Register a parameter of `shape` without values, laid out as `layout` says. It takes no gradient."""
-        parameter = nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
-        parameter.weight_loader = self.weight_loader  # type: ignore[attr-defined]
-        self.register_parameter(name, parameter)
+        self.register_parameter(name, nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False))
         self._layouts[name] = layout
+        self._offer_loader()
 
     def declare_rows(
         self,
@@ -90,6 +90,24 @@ class ParallelLayer(nn.Module):
             for (slot, (size, part)), at in zip(taken.items(), starts, strict=False)
         }
         self.declare(name, local, Layout(slots, default=default), dtype=dtype)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        """Let what ``to`` and ``to_empty`` put in the place of parameters have their loader."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._offer_loader()
+        return self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Let the parameters of a copy have a loader that fills the copy."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._offer_loader()
+
+    def _offer_loader(self) -> None:
+        for name in self._layouts:
+            parameter = self._parameters[name]
+            owner = getattr(getattr(parameter, "weight_loader", None), "__self__", None)
+            if parameter is not None and (owner is None or owner._parameters.get(name) is not parameter):
+                parameter.weight_loader = self.weight_loader  # type: ignore[attr-defined]
 
     def _name_of(self, param: torch.Tensor) -> str:
         for name, own in (*self._parameters.items(), *self._buffers.items()):

@@ -90,6 +90,8 @@ class MergedColumnParallelLinear(ParallelLayer):
         names = tuple(map(str, range(len(output_sizes)))) if names is None else tuple(names)
         if len(names) != len(output_sizes):
             raise ConfigError(f"{len(output_sizes)} output sizes and {len(names)} names: each needs one of its own")
+        if len(set(names)) != len(names):
+            raise ConfigError(f"the names {', '.join(map(repr, names))} of the slots are not all different")
         self.input_size, self.output_sizes, self.gather_output = input_size, tuple(output_sizes), gather_output
         self.ranks = Ranks(parallel.tp_size, parallel.tp_rank, group)
         sizes = [padded(size, self.ranks.size) if pad else size for size in output_sizes]

@@ -40,6 +40,8 @@ class VocabParallelEmbedding(ParallelLayer):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        if padding_size < 1:
+            raise ConfigError(f"{type(self).__name__}: padding_size {padding_size}: at least 1 is expected")
         self.num_embeddings, self.embedding_dim, self.added = num_embeddings, embedding_dim, added
         self.ranks = Ranks(parallel.tp_size, parallel.tp_rank, group)
         self._known = self._part(padded(num_embeddings, padding_size), padding_size)
@@ -49,11 +51,15 @@ class VocabParallelEmbedding(ParallelLayer):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the embedding of each token, on every rank. Raises IndexError for ids past the last token."""
-        if self.ranks.size == 1 and not self.added:
+        if self.ranks.size == 1 and self._rows == self.num_embeddings:
             return functional.embedding(ids, self.weight)
         rows, mine = self.rows_of(ids)
         found = functional.embedding(rows, self.weight)
         return self.ranks.sum(found.masked_fill_(~mine.unsqueeze(-1), 0))
+
+    @property
+    def _division(self) -> tuple[int, int, range, range]:
+        return self.num_embeddings, self.added, self._known, self._more
 
     def _part(self, size: int, padding_size: int) -> range:
         what = f"{type(self).__name__}: rows, padded to a multiple of {padding_size}"
@@ -67,7 +73,7 @@ class VocabParallelEmbedding(ParallelLayer):
     def rows_of(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return in which row of this rank each token is, and whether it is here at all; row 0 where not."""
         total = self.num_embeddings + self.added
-        if ids.numel() and not ids.is_cuda and (int(ids.min()) < 0 or int(ids.max()) >= total):
+        if ids.numel() and ids.device.type == "cpu" and (int(ids.min()) < 0 or int(ids.max()) >= total):
             raise IndexError(f"token ids from {int(ids.min())} to {int(ids.max())}: there are {total} tokens")
         known, more = ids - self._known.start, ids - self.num_embeddings - self._more.start
         is_known = (ids < self.num_embeddings) & (known >= 0) & (known < len(self._known))
@@ -107,7 +113,7 @@ class ParallelLMHead(VocabParallelEmbedding):
 
     def tie_weights(self, embedding: VocabParallelEmbedding) -> None:
         """Use the weight of `embedding`. Raises ConfigError where it is divided in another way."""
-        if embedding.weight.shape != self.weight.shape or embedding.num_embeddings != self.num_embeddings:
+        if self._division != embedding._division or embedding.weight.shape != self.weight.shape:
             raise ConfigError(
                 f"a head of {self.num_embeddings} tokens, {tuple(self.weight.shape)} of them here, cannot share the"
                 f" weight of an embedding of {embedding.num_embeddings}, {tuple(embedding.weight.shape)}"
