@@ -13,7 +13,7 @@ from typing import Unpack
 import torch
 from torch import nn
 
-from tensorferry.arguments import refuse_nonsense
+from tensorferry.arguments import refuse_nonsense, refuse_processed
 from tensorferry.checkpoint import Checkpoint, OpeningOptions, open_checkpoint, refuse_unknown_options
 from tensorferry.collector import collector_paused
 from tensorferry.config import ReadOptions
@@ -143,9 +143,10 @@ def prepare(
     """Describe `model`, settle names and ties, and plan. Touches nothing, raises no PlanError.
 
     Given `target`, `rules` or `adapted` are taken as they are; without them, models of a known library are adapted.
-    Raises ConfigError for a model, rules or strictness that are none.
+    Raises ConfigError for a model, rules or strictness that are none, and for weights that would be processed twice.
     """
     refuse_nonsense(model, rules, strict)
+    refuse_processed(model, checkpoint)
     seconds: dict[str, float] = {}
     compared = _Compared(checkpoint)
     with timed(seconds, "describe"):

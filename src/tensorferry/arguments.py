@@ -1,17 +1,21 @@
-"""What callers hand over in place of a model, rules or a strictness, and what they probably meant."""
+"""What callers hand over that is no model, rules or strictness, or a checkpoint that is not for this model."""
 
 from __future__ import annotations
 
+import json
 import os
 
 from torch import nn
 
+from tensorferry.checkpoint import Checkpoint
 from tensorferry.core.plan import Strictness
 from tensorferry.core.rules import Rule
 from tensorferry.core.ruleset import RuleSet
-from tensorferry.errors import ConfigError
+from tensorferry.errors import ConfigError, shown
+from tensorferry.formats.sharded_state import POST_PROCESSED
+from tensorferry.modules.finalize import hooked_modules
 
-__all__ = ["refuse_nonsense"]
+__all__ = ["refuse_nonsense", "refuse_processed"]
 
 
 def refuse_nonsense(model: object, rules: object, strict: object) -> None:
@@ -20,6 +24,17 @@ def refuse_nonsense(model: object, rules: object, strict: object) -> None:
         if isinstance(value, kind) or (value is None and name != "model"):
             continue
         raise ConfigError(f"{name}: a {kind.__name__} is expected, not {_found(value)}{_meant(name, value)}")
+
+
+def refuse_processed(model: nn.Module, checkpoint: Checkpoint) -> None:
+    """Raise ConfigError where modules would post-process what they had post-processed before it was saved."""
+    told = checkpoint.catalogue.metadata.get(POST_PROCESSED)
+    again = hooked_modules(model).keys() & set(() if told is None else json.loads(told))
+    if again:
+        raise ConfigError(
+            f"{shown(checkpoint.uri, 300)} was saved after post-processing, which {min(again) or 'the model'} would "
+            "repeat: load it with get_model_loader(LoadConfig(load_format='sharded_state')), which leaves that out"
+        )
 
 
 def _found(value: object) -> str:

@@ -20,7 +20,8 @@ from tensorferry.core.dtypes import DTYPES, DType
 from tensorferry.core.plan import Plan, problem_lines
 from tensorferry.core.planning import make_plan
 from tensorferry.core.target import TargetTensor
-from tensorferry.errors import PlanError, shown
+from tensorferry.errors import ConfigError, PlanError, shown
+from tensorferry.formats.sharded_state import POST_PROCESSED
 from tensorferry.formats.writing import CheckpointWriter, NewFile, NewTensor, PlansFiles
 
 __all__ = ["Job", "planned"]
@@ -100,6 +101,7 @@ def planned(
     single: `destination` is to be a file. named: one file of the source's folder was named. Raises ConfigError,
     PlanError with every problem, and FormatError for a tensor that the new format cannot hold.
     """
+    _refuse_processed(checkpoint)
     config = read_config(checkpoint.storage)
     found = _with_names(checkpoint, wanted, config)
     types, kept = settled_types(found.catalogue, wanted.dtype)
@@ -125,6 +127,14 @@ def planned(
     )
     job = replace(job, files=_files(job))
     return replace(job, notes=(*job.notes, *_lacking_room(job)))
+
+
+def _refuse_processed(checkpoint: Checkpoint) -> None:
+    if POST_PROCESSED in checkpoint.catalogue.metadata:
+        raise ConfigError(
+            f"{shown(checkpoint.uri, 300)} was saved after post-processing, which no other checkpoint can say, so that "
+            "a model would do it again: convert what the model was loaded from"
+        )
 
 
 def _lacking_room(job: Job) -> Iterator[str]:

@@ -5,13 +5,14 @@ One rank's files hold parts of tensors. With the manifests of all ranks they are
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 
 from tensorferry.core.amounts import counted, few
 from tensorferry.core.catalogue import Catalogue, Span, TensorEntry
 from tensorferry.errors import ConfigError, CorruptFile, FormatError, LocateError, shown
 from tensorferry.formats.base import Selection
-from tensorferry.formats.sharded_state_join import joined_entries
+from tensorferry.formats.sharded_state_join import alias_entries, joined_entries
 from tensorferry.formats.sharded_state_manifest import FORMAT, Manifest, read_manifest
 from tensorferry.formats.sharded_state_names import (
     PartNames,
@@ -24,7 +25,20 @@ from tensorferry.formats.sniff import SNIFF_BYTES, describe_foreign
 from tensorferry.storage.base import File, Storage
 from tensorferry.storage.reading import read_bytes
 
-__all__ = ["join", "joined", "one_rank", "rank_catalogue", "read_all", "select_all", "select_rank", "select_state"]
+__all__ = [
+    "POST_PROCESSED",
+    "join",
+    "joined",
+    "one_rank",
+    "rank_catalogue",
+    "read_all",
+    "select_all",
+    "select_rank",
+    "select_state",
+]
+
+POST_PROCESSED = "tensorferry.post_processed"
+"""In the metadata of a catalogue: the names of the modules that had been post-processed, as a list in JSON."""
 
 
 def select_state(storage: Storage, otherwise: Callable[[], Selection]) -> Selection:
@@ -196,13 +210,16 @@ def join(storage: Storage, selection: Selection, parts: Sequence[Catalogue]) -> 
     manifests = read_all(storage)
     whole = joined(manifests, parts)
     aliases = {alias: owner for manifest in manifests for alias, owner in manifest.aliases.items()}
-    whole = whole.replacing((*whole.values(), *alias_entries(whole, manifests, aliases)))
-    processed = dict.fromkeys(name or "the model" for m in manifests for name in m.post_processed or ())
-    if not processed:
-        return whole
-    named = few(map(shown, processed), 3)
+    processed = list(dict.fromkeys(name for m in manifests for name in m.post_processed or ()))
+    named = few((shown(name) or "the model" for name in processed), 3)
     note = f"saved after post-processing ({named}), which must not be run again: the loader sharded_state leaves it out"
-    return whole.replacing(whole.values(), notes=[note])
+    return Catalogue(
+        (*whole.values(), *alias_entries(whole, manifests, aliases)),
+        format=whole.format,
+        files=whole.files,
+        metadata={POST_PROCESSED: json.dumps(processed)} if processed else {},
+        notes=[note] if processed else [],
+    )
 
 
 def joined(manifests: Sequence[Manifest], parts: Sequence[Catalogue]) -> Catalogue:

@@ -7,6 +7,7 @@ of that window lie: a box of the logical tensor, in one span of a file, with str
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations, pairwise
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from tensorferry.errors import FormatError, shown
 from tensorferry.formats.sharded_state_manifest import Manifest, SavedTensor
 from tensorferry.formats.sharded_state_names import Ranks
 
-__all__ = ["Held", "joined_entries", "slot_name", "strides_in"]
+__all__ = ["Held", "alias_entries", "joined_entries", "slot_name", "strides_in"]
 
 _MAX_PIECES = 1 << 11
 """Windows that may make up one tensor, so that finding out whether they overlap stays quick."""
@@ -58,6 +59,23 @@ def joined_entries(manifests: Sequence[Manifest], spans: Sequence[Mapping[str, S
             yield _replicated(name, several)
         else:
             yield from _by_slot(name, several)
+
+
+def alias_entries(
+    whole: Mapping[str, TensorEntry], manifests: Sequence[Manifest], aliases: Mapping[str, str]
+) -> Iterator[TensorEntry]:
+    """Yield the entries that tied tensors have in `whole`, once more under their other names.
+
+    aliases: names to those that the tensors were saved under. Names that are there already are passed over.
+    """
+    slots: dict[str, dict[str, None]] = {}
+    for manifest in manifests:
+        for name, tensor in manifest.tensors.items():
+            slots.setdefault(name, {}).update(dict.fromkeys(tensor.slots or ()))
+    for alias, owner in aliases.items():
+        for slot in [""] if owner in whole else slots[owner]:
+            if slot_name(alias, slot) not in whole:
+                yield replace(whole[slot_name(owner, slot)], name=slot_name(alias, slot))
 
 
 def _refuse_unlike(name: str, several: Sequence[Held]) -> None:

@@ -15,7 +15,7 @@ from tensorferry.core.ruleset import RuleSet
 from tensorferry.core.target import Target, TargetTensor, owner_of
 from tensorferry.core.transforms import Concat
 from tensorferry.formats.opening import Opened
-from tensorferry.formats.sharded_state_join import slot_name
+from tensorferry.formats.sharded_state_join import alias_entries, slot_name
 from tensorferry.formats.sharded_state_manifest import Manifest, SavedTensor
 
 __all__ = ["other_types", "reshard_rules", "with_aliases"]
@@ -27,17 +27,8 @@ def with_aliases(opened: Opened, manifests: Sequence[Manifest], target: Target) 
     needed = [a for a in aliases if a in target and target[a].alias_of is None]
     if not needed:
         return opened
-    catalogue = opened.catalogue
-    slots: dict[str, dict[str, None]] = {}
-    for manifest in manifests:
-        for name, tensor in manifest.tensors.items():
-            slots.setdefault(name, {}).update(dict.fromkeys(tensor.slots or ()))
-    entries = list(catalogue.values())
-    for alias in needed:
-        owner = aliases[alias]
-        named = [""] if owner in catalogue else slots[owner]
-        entries += [replace(catalogue[slot_name(owner, slot)], name=slot_name(alias, slot)) for slot in named]
-    return replace(opened, catalogue=catalogue.replacing(entries))
+    entries = alias_entries(opened.catalogue, manifests, {alias: aliases[alias] for alias in needed})
+    return replace(opened, catalogue=opened.catalogue.replacing((*opened.catalogue.values(), *entries)))
 
 
 def other_types(target: Target, manifests: Sequence[Manifest]) -> list[str]:

@@ -264,5 +264,5 @@ def _bytes(tensor: torch.Tensor) -> Iterator[memoryview]:
         rows = tensor if flat is None else flat
         each = max(1, rows.nbytes // max(rows.shape[0], 1)) if rows.dim() else 1
         for piece in torch.split(rows, max(1, _CHUNK // each)) if rows.numel() else ():
-            here = piece.contiguous().cpu()
+            here = piece.resolve_conj().resolve_neg().contiguous().cpu()
             yield bytes_of(here)

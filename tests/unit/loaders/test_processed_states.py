@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+import tensorferry
 from helpers.checkpoints import ar, write_safetensors
 from helpers.sharded_models import load_rank
 from tensorferry import ModelConfig, ParallelConfig
@@ -65,6 +66,28 @@ def test_what_post_processing_has_tied_is_tied_after_the_load_and_saved_alike(tm
     manifests = [json.loads((tmp_path / folder / MANIFEST).read_text()) for folder in ("state", "last")]
     assert manifests[0]["aliases"] == manifests[1]["aliases"]
     assert manifests[0]["changed"] == manifests[1]["changed"]
+
+
+class Doubles(nn.Linear):
+    """Doubles its weight where it is."""
+
+    processing_keeps_layout = True
+
+    def process_weights_after_loading(self) -> None:
+        self.weight.data.mul_(2)
+
+
+def test_what_was_post_processed_is_neither_converted_nor_processed_again(tmp_path: Path) -> None:
+    model = Doubles(2, 2, bias=False)
+    save_sharded_state(model, tmp_path / "state")
+    with pytest.raises(ConfigError, match="saved after post-processing, which no other checkpoint can say"):
+        tensorferry.convert(tmp_path / "state", tmp_path / "new", to="sharded_state", load_format="sharded_state")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["state"]
+    with pytest.raises(ConfigError, match="saved after post-processing, which the model would repeat"):
+        tensorferry.load(Doubles(2, 2, bias=False), tmp_path / "state", load_format="sharded_state")
+    plain = nn.Linear(2, 2, bias=False)
+    tensorferry.load(plain, tmp_path / "state", load_format="sharded_state")
+    assert torch.equal(plain.weight, model.weight)
 
 
 def refused(folder: Path, change: Mapping[str, Any], error: type[Exception], words: str) -> None:

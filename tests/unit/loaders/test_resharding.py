@@ -192,6 +192,15 @@ def test_ties_are_kept_and_a_model_that_does_not_tie_gets_both(tmp_path: Path) -
         assert torch.equal(both.get_parameter("a_head.weight"), tied.get_parameter("embed.weight"))
 
 
+def test_as_a_checkpoint_a_state_has_what_is_tied_under_every_name(tmp_path: Path) -> None:
+    for parallel in ranks(2, experts=False):
+        save_sharded_state(filled(Tied(parallel)), tmp_path, parallel=parallel)
+    with open_checkpoint(tmp_path, load_format="sharded_state") as checkpoint:
+        found = dict(checkpoint.tensors())
+    assert found.keys() == {f"{name}.weight[{slot}]" for name in ("a_head", "embed") for slot in "qkv"}
+    assert all(torch.equal(found[f"embed.weight[{slot}]"], found[f"a_head.weight[{slot}]"]) for slot in "qkv")
+
+
 class Undeclared(nn.Module):
     """A part of a whole that no layer declares."""
 

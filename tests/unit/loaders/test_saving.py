@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from torch import nn
 
 from helpers.checkpoints import ar
@@ -76,6 +77,17 @@ def test_values_of_any_type_and_stride_come_back(tmp_path: Path, dtype: torch.dt
     load_rank(tmp_path, fresh)
     for name, values in saved.state_dict().items():
         assert torch.equal(fresh.state_dict()[name].float(), values.float()), name
+
+
+def test_conjugated_and_negated_views_are_saved_by_value(tmp_path: Path) -> None:
+    values = torch.tensor([1 + 2j, 3 - 4j])
+    module = nn.Module()
+    module.register_buffer("conjugated", values.conj())
+    module.register_buffer("negated", values.conj().imag)
+    save_sharded_state(module, tmp_path)
+    with safe_open(tmp_path / "model-rank-0-part-0.safetensors", framework="pt") as file:
+        assert file.get_tensor("conjugated").tolist() == [1 - 2j, 3 + 4j]
+        assert file.get_tensor("negated").tolist() == [-2, 4]
 
 
 def test_large_tensors_are_copied_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
