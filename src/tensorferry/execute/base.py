@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -14,10 +14,20 @@ from tensorferry.numerics.casts import Loss
 from tensorferry.progress import SILENT, Progress
 from tensorferry.storage.base import Storage
 
-__all__ = ["Counters", "Executor", "OnReady", "Parameters", "Remaining"]
+__all__ = ["Counters", "Executor", "KnowsDevices", "OnReady", "Parameters", "Remaining"]
 
 Parameters = Mapping[str, torch.Tensor]
 """The tensors to fill, by name. Looking one up may allocate it; executors look up only what they fill next."""
+
+
+@runtime_checkable
+class KnowsDevices(Protocol):
+    """Parameters that say where they are, or will be, without giving them memory."""
+
+    def device_of(self, name: str) -> torch.device:
+        """Return the device of the parameter `name`."""
+        ...
+
 
 OnReady = Callable[[str], None]
 """Told the name of each parameter when its last element is written; called from the thread that called `run`."""

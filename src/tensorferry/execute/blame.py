@@ -6,9 +6,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from tensorferry.core.names import fold
+from tensorferry.core.plan import Plan
+from tensorferry.core.schedule import Batch
 from tensorferry.errors import TensorferryError, shown
 
-__all__ = ["reading_for"]
+__all__ = ["entries_of", "reading_for"]
 
 _LISTED = 3
 
@@ -30,3 +32,11 @@ def _while(names: Iterable[str]) -> str:
     folded = [shown(f.text) for f in fold(dict.fromkeys(names))]
     more = f" and {len(folded) - _LISTED} more" if len(folded) > _LISTED else ""
     return f"while reading {', '.join(folded[:_LISTED])}{more}"
+
+
+def entries_of(plan: Plan, batch: Batch, read: int) -> Iterator[str]:
+    """Yield the names of the entries that a read of a batch brings bytes of."""
+    for task in batch.tasks:
+        for part in task.inputs:
+            if any(piece.read == read for piece in part.pieces):
+                yield plan.steps[task.step].sources[part.source].entry.name

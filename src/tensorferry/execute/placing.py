@@ -19,13 +19,23 @@ from tensorferry.numerics.compute import compute, compute_into
 from tensorferry.numerics.memory import strided_view, view_region
 from tensorferry.numerics.units import blocks_to_torch, to_torch
 
-__all__ = ["in_place", "interval_boxes", "perform", "refuse_unwritable", "region_of", "write"]
+__all__ = [
+    "in_place",
+    "interval_boxes",
+    "perform",
+    "plain_part",
+    "refuse_unwritable",
+    "region_of",
+    "stays_on_cpu",
+    "write",
+]
 
 
 def perform(plan: Plan, task: Task, staged: Sequence[torch.Tensor], parameter: torch.Tensor) -> Loss:
     """Do one task: turn its inputs into values and put them into `parameter`.
 
-    staged: the bytes of the reads of the task's batch, uint8. Returns what a narrowing cast spoiled.
+    staged: the bytes of the reads of the task's batch, uint8, on the CPU or on the device of `parameter`. Returns what
+    a narrowing cast spoiled.
     """
     step = plan.steps[task.step]
     into = region_of(parameter, step.into, plan.parameters[step.parameter].dtype)
@@ -72,12 +82,17 @@ def in_place(plan: Plan, task: Task, parameter: torch.Tensor) -> torch.Tensor | 
 
     None where the bytes cannot simply be read there: another type, another device, strides, a transform.
     """
+    return plain_part(plan, task, parameter) if parameter.device.type == "cpu" else None
+
+
+def plain_part(plan: Plan, task: Task, parameter: torch.Tensor) -> torch.Tensor | None:
+    """Return what `in_place` does, whatever device the parameter is on."""
     step = plan.steps[task.step]
     if step.via is not None or len(task.inputs) != 1 or len(task.inputs[0].pieces) != 1:
         return None
     source, piece = step.sources[0], task.inputs[0].pieces[0]
     target = plan.parameters[step.parameter].dtype
-    if source.entry.dtype != target or parameter.device.type != "cpu" or not _row_major(piece.box.shape, piece.strides):
+    if source.entry.dtype != target or not _row_major(piece.box.shape, piece.strides):
         return None
     into = region_of(parameter, step.into, target)
     box = blocks_to_torch(piece.box, target).relative_to(to_torch(source.region, target).box)
@@ -183,11 +198,14 @@ def _computed(step: Step, task: Task, staged: Sequence[torch.Tensor], into: torc
 
 
 def _travels_packed(step: Step) -> bool:
-    """Whether inputs go to the device of the parameter as they are: packed bytes are fewer than the numbers made of
-    them. Functions that callers bring get tensors on the CPU, whatever device is used.
-    """
+    """Whether inputs go to the parameter's device as they are: packed bytes are fewer than the numbers made of them."""
+    return is_packed([s.entry for s in step.sources]) and not stays_on_cpu(step)
+
+
+def stays_on_cpu(step: Step) -> bool:
+    """Whether a step runs a function that a caller brings: it gets tensors on the CPU, whatever device is used."""
     steps = step.via.steps if isinstance(step.via, Chain) else (step.via,)
-    return is_packed([s.entry for s in step.sources]) and not any(isinstance(s, Custom) for s in steps)
+    return any(isinstance(s, Custom) for s in steps)
 
 
 def _assembled(part: Input, dtype: DType, staged: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -197,7 +215,7 @@ def _assembled(part: Input, dtype: DType, staged: Sequence[torch.Tensor]) -> tor
         return views[0][1]
     shape = blocks_to_torch(part.box, dtype).shape
     some = views[0][1] if views else strided_view(torch.empty(0, dtype=torch.uint8, device="cpu"), 0, dtype, (0,), (1,))
-    out = torch.empty(shape, dtype=some.dtype, device="cpu")
+    out = torch.empty(shape, dtype=some.dtype, device=some.device)
     for box, values in views:
         out[blocks_to_torch(box, dtype).relative_to(blocks_to_torch(part.box, dtype)).slices] = values
     return out

@@ -62,6 +62,11 @@ class Materialized(Mapping[str, torch.Tensor]):
     def __len__(self) -> int:
         return len(self._names)
 
+    def device_of(self, name: str) -> torch.device:
+        """Return where a tensor is, or will be when it is looked up."""
+        tensor = self._places[name][0].tensor
+        return self._device if tensor.device.type == "meta" else tensor.device
+
     def release(self, name: str) -> None:
         """Let go of a tensor that is whole: a module that replaces it then frees it. It cannot be looked up again."""
         with self._lock:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from typing import NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ import torch
 from tensorferry.core.dtypes import Cast, cast_kind
 from tensorferry.numerics.torch_dtypes import dtype_of
 
-__all__ = ["Loss", "copy_counting", "fill", "writing"]
+__all__ = ["Loss", "copy_counting", "counted_on_device", "counting_later", "fill", "writing"]
 
 _BLOCK = 1 << 16  # elements looked at together, so that counting needs no memory to speak of
 _BLOCK_ELSEWHERE = 1 << 22  # on a device that works on its own each look waits for it, so there are few
@@ -52,6 +53,33 @@ def copy_counting(into: torch.Tensor, values: torch.Tensor) -> Loss:
         return sum((_lost(got, had) for got, had in _blocks(into, values)), Loss())
 
 
+_LATER: ContextVar[list[torch.Tensor] | None] = ContextVar("counts that nobody has looked at", default=None)
+
+
+@contextmanager
+def counting_later() -> Iterator[list[torch.Tensor]]:
+    """Yield a list to which counts of spoiled elements go inside, for this thread; what is returned is then `Loss()`.
+
+    Looking at a count waits for the device that counts. Those in the list are int64 of shape (2,), on that device:
+    overflow and underflow.
+    """
+    counts: list[torch.Tensor] = []
+    token = _LATER.set(counts)
+    try:
+        yield counts
+    finally:
+        _LATER.reset(token)
+
+
+def counted_on_device(counts: torch.Tensor) -> Loss:
+    """Return the loss that two counts are, or none yet inside `counting_later`, to which they go."""
+    later = _LATER.get()
+    if later is None:
+        return Loss(*counts.tolist())
+    later.append(counts.to(torch.int64))
+    return Loss()
+
+
 def fill(into: torch.Tensor, value: float | None) -> None:
     """Set every element of `into` to `value`, zero without one; types that torch cannot fill take zero only."""
     if not into.numel():
@@ -86,14 +114,15 @@ def _lost(got: torch.Tensor, had: torch.Tensor) -> Loss:
         return _lost(torch.view_as_real(got.resolve_conj()), torch.view_as_real(had.resolve_conj()))
     if not had.dtype.is_floating_point:
         wrapped = (got.to(had.dtype) != had) | (_negative(got) != _negative(had))
-        return Loss(overflow=int(wrapped.sum()))
+        overflow = wrapped.sum()
+        return counted_on_device(torch.stack([overflow, torch.zeros_like(overflow)]))
     wide = torch.float64 if had.dtype == torch.float64 else torch.float32
     most, got, had = _largest(got.dtype), got.to(wide), had.to(wide)
-    if _nothing_lost(got, had, most):
+    if _LATER.get() is None and _nothing_lost(got, had, most):
         return Loss()
     overflow = torch.where(had.isinf(), ~got.isinf(), had.isfinite() & (~got.isfinite() | (had.abs() > most)))
     underflow = (had != 0) & (got == 0)
-    return Loss(int(overflow.sum()), int(underflow.sum()))
+    return counted_on_device(torch.stack([overflow.sum(), underflow.sum()]))
 
 
 def _nothing_lost(got: torch.Tensor, had: torch.Tensor, most: float) -> bool:

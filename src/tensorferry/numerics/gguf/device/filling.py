@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from tensorferry.core.dtypes import DType
-from tensorferry.numerics.casts import Loss
+from tensorferry.numerics.casts import Loss, counted_on_device
 from tensorferry.numerics.gguf.device.bits import brain, unspecialized
 from tensorferry.numerics.gguf.families import FAMILY
 from tensorferry.numerics.gguf.grids import GRIDS
@@ -77,7 +77,8 @@ def fill(dtype: DType, packed: torch.Tensor, into: torch.Tensor) -> Loss:
     """Put the numbers of `packed` into `into`, rounded once to its type; return what float16 spoiled.
 
     packed: uint8, whole blocks in order, on the device of `into`. into: float32, bfloat16 or float16, its last
-    dimension whole blocks, with any strides. Waits for the device only to know a loss, so for float16 only.
+    dimension whole blocks, with any strides. Waits for the device only to know a loss, so for float16 only, and not
+    inside `counting_later`.
     """
     packed, into = packed.contiguous().view(-1), into.detach()
     lost = torch.zeros(2, dtype=torch.int32, device=into.device) if into.dtype == torch.float16 else None
@@ -86,7 +87,7 @@ def fill(dtype: DType, packed: torch.Tensor, into: torch.Tensor) -> Loss:
         for rows in _rows(into, dtype.block):
             _launch(dtype, packed[at:], rows, lost)
             at += rows.numel() // dtype.block * dtype.block_bytes
-    return Loss() if lost is None else Loss(*lost.tolist())
+    return Loss() if lost is None else counted_on_device(lost)
 
 
 def _rows(into: torch.Tensor, block: int) -> Iterator[torch.Tensor]:

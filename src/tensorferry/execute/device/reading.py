@@ -1,0 +1,132 @@
+"""Where the bytes of a batch are staged: in pinned memory, or on the device where it can read files by itself."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import torch
+
+from tensorferry.core.schedule import Batch, Read, Schedule
+from tensorferry.execute.base import Counters
+from tensorferry.execute.blame import entries_of, reading_for
+from tensorferry.execute.device.ring import Block, Ring, host_memory
+from tensorferry.execute.device.streams import Accelerator, Event, Stream
+from tensorferry.execute.placing import stays_on_cpu
+from tensorferry.numerics.memory import bytes_of
+from tensorferry.storage.base import Storage, SupportsDevice
+from tensorferry.storage.reading import read_runs, scatter
+
+__all__ = ["Staged", "Stager"]
+
+Staged = tuple[list[torch.Tensor], list[Event]]
+"""The bytes of each read of a batch, and the list to which the events go that they are needed until."""
+
+_ALIGNED, _PAGE = 64, 4096
+"""Bytes that addresses and offsets in a file are equal modulo: what is aligned there is aligned here. Devices that
+read by themselves read pages."""
+
+
+class Stager:
+    """Reads batches of one run; may be used from several threads. What is staged at once is bounded by the schedule."""
+
+    def __init__(
+        self, schedule: Schedule, storage: Storage, streams: dict[torch.device, Stream], accelerator: Accelerator,
+        direct: SupportsDevice | None,
+    ) -> None:  # fmt: skip
+        self._schedule, self._storage, self._direct = schedule, storage, direct
+        bound = schedule.max_staging
+        host = [_laid_out(batch.reads, _ALIGNED)[1] for batch in schedule.batches]
+        self._host = Ring(host_memory(accelerator.pin), _slot(host, bound), bound)
+        pages = [_laid_out(batch.reads, _PAGE)[1] + _PAGE * len(batch.reads) for batch in schedule.batches if direct]
+        share = bound // max(len(streams), 1)
+        self._there = {
+            device: Ring(_device_memory(accelerator, device, stream), _slot(pages, share), share)
+            for device, stream in streams.items()
+        }
+
+    @property
+    def peak(self) -> int:
+        """Most bytes that were staged at once, on the CPU and on devices that read by themselves."""
+        return self._host.peak + sum(ring.peak for ring in self._there.values())
+
+    @contextmanager
+    def staged(
+        self, number: int, devices: Sequence[torch.device], counters: Counters, stopped: threading.Event
+    ) -> Iterator[Staged | None]:
+        """Yield the bytes of a batch, or None where reading was stopped meanwhile; they are gone afterwards."""
+        batch = self._schedule.batches[number]
+        if self._direct is not None and len(devices) == 1 and self._goes_direct(batch, self._direct):
+            reads, read = [self._in_pages(r) for r in batch.reads], self._to_device(self._direct)
+            ring, align = self._there[devices[0]], _PAGE
+        else:
+            reads, read, ring, align = list(batch.reads), self._to_host, self._host, _ALIGNED
+        where, size = _laid_out(reads, align)
+        with ring.lend(size) as (block, events):
+            staged = [block[at : at + length] for at, length in where]
+            for n, (wanted, out) in enumerate(zip(reads, staged, strict=True)):
+                if stopped.is_set():
+                    yield None
+                    return
+                with reading_for(entries_of(self._schedule.plan, batch, n)):
+                    read(wanted, out)
+                counters.bytes_read += wanted.length
+                counters.reads += wanted.times
+            yield [_part(out, r, had) for out, r, had in zip(staged, batch.reads, reads, strict=True)], events
+
+    def close(self) -> None:
+        """Wait until no device needs what was staged, and let go of it."""
+        with ExitStack() as closing:
+            for ring in (self._host, *self._there.values()):
+                closing.callback(ring.close)
+
+    def _goes_direct(self, batch: Batch, direct: SupportsDevice) -> bool:
+        if any(stays_on_cpu(self._schedule.plan.steps[task.step]) for task in batch.tasks):
+            return False
+        return all(read.times == 1 and direct.reaches(read.file) for read in batch.reads)
+
+    def _in_pages(self, read: Read) -> Read:
+        """Return the pages that a read lies in, as far as the file goes."""
+        first = read.offset - read.offset % _PAGE
+        last = -(-(read.offset + read.length) // _PAGE) * _PAGE
+        return Read(read.file, first, min(last, self._storage.stat(read.file).size) - first)
+
+    def _to_host(self, read: Read, out: torch.Tensor) -> None:
+        if read.times == 1:
+            scatter(self._storage, read.file, read.offset, [bytes_of(out)])
+        else:
+            read_runs(self._storage, read.file, read.offset, read.stride, read.run, bytes_of(out))
+
+    def _to_device(self, direct: SupportsDevice) -> Callable[[Read, torch.Tensor], None]:
+        return lambda read, out: direct.read_to_device(read.file, read.offset, out)
+
+
+def _device_memory(accelerator: Accelerator, device: torch.device, stream: Stream) -> Callable[[int], Block]:
+    """Return what makes blocks of a device that are free of what its memory was used for before."""
+
+    def make(nbytes: int) -> Block:
+        made: list[torch.Tensor] = []
+        stream.submit(lambda: made.append(accelerator.empty(nbytes, device)))
+        stream.record().synchronize()
+        return Block(made[0], lambda: None)
+
+    return make
+
+
+def _part(block: torch.Tensor, read: Read, had: Read) -> torch.Tensor:
+    return block if read is had else block[read.offset - had.offset :][: read.length]
+
+
+def _slot(sizes: Sequence[int], bound: int) -> int:
+    return min(max(sizes, default=0), bound)
+
+
+def _laid_out(reads: Sequence[Read], align: int) -> tuple[list[tuple[int, int]], int]:
+    """Return (start, length) in a block for each read, and the size of the block; see `_ALIGNED`."""
+    where, at = [], 0
+    for read in reads:
+        at += (read.offset - at) % align if read.times == 1 else -at % align
+        where.append((at, read.length))
+        at += read.length
+    return where, at
