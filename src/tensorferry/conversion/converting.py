@@ -16,13 +16,13 @@ from tensorferry.conversion.checking import forget_cached, read_back, write_sums
 from tensorferry.conversion.place import building, real_destination, refuse_taken, telling_of_the_disk
 from tensorferry.conversion.planning import Job, planned
 from tensorferry.conversion.report import Conversion
-from tensorferry.conversion.wanted import DEFAULT_SHARD, Names, Wanted
+from tensorferry.conversion.wanted import DEFAULT_SHARD, Names, Wanted, parse_size
 from tensorferry.core.amounts import counted, few, human_bytes
 from tensorferry.core.plan import Strictness
 from tensorferry.errors import ConfigError, FinalizeError, FormatError, shown
 from tensorferry.execute.production import Production
 from tensorferry.formats.download import local_path
-from tensorferry.formats.file_names import LOAD_FORMATS
+from tensorferry.formats.file_names import LOAD_FORMATS, format_of
 from tensorferry.formats.writing import WritesOneFile, checkpoint_writer
 from tensorferry.progress import SILENT, Progress, progress_of
 from tensorferry.timing import timed
@@ -81,6 +81,7 @@ def convert(
     writer, telling = checkpoint_writer(wanted.to), progress_of(progress)
     destination = real_destination(dst)
     single = isinstance(writer, WritesOneFile) and destination.suffix == writer.suffix and not destination.is_dir()
+    _refuse_other_kind(destination, wanted, single=single)
     path = local_path(src, revision=revision, **opening)
     _refuse_overlap(Path(path), destination, single=single)
     refuse_taken(destination, single=single, overwrite=overwrite)
@@ -95,6 +96,19 @@ def convert(
     for warning in made.warnings[len(checkpoint.warnings) :]:  # of those, opening has told
         logger.warning("%s: %s", shown(str(destination), 300), shown(warning, 1000))
     return made
+
+
+def _refuse_other_kind(destination: Path, wanted: Wanted, *, single: bool) -> None:
+    """Raise ConfigError for a folder that is called like a weight file, and for what a single file cannot have."""
+    where = shown(str(destination), 300)
+    if not single and not destination.is_dir() and format_of(destination.name.lower()) is not None:
+        raise ConfigError(f"{where} ends like a file, and {wanted.to} would make a folder of it: give another name")
+    if single and wanted.sha256sums:
+        raise ConfigError(
+            f"sha256sums: digests go into the folder that is written, and {where} is a file: leave it out"
+        )
+    if single and wanted.max_shard_size not in (None, parse_size(DEFAULT_SHARD)):
+        raise ConfigError(f"max_shard_size: {where} is one file, and holds all of it: give a folder, or leave it out")
 
 
 def _refuse_overlap(source: Path, destination: Path, *, single: bool) -> None:

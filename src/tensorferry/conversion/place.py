@@ -33,7 +33,12 @@ def real_destination(given: str | os.PathLike[str]) -> Path:
     parent = path.absolute().parent
     if not parent.is_dir():
         raise LocateError(f"{shown(os.fspath(given), 300)}: there is no folder {shown(str(parent), 300)}")
-    return Path(os.path.realpath(path))
+    real = Path(os.path.realpath(path))
+    if not real.parent.is_dir():
+        raise LocateError(
+            f"{shown(os.fspath(given), 300)}: is a link to {shown(str(real), 300)}, and there is no folder for that"
+        )
+    return real
 
 
 def refuse_taken(destination: Path, *, single: bool, overwrite: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any, Literal, TypeAlias, get_args
 
 from tensorferry.config import DTYPES as NAMES_OF_DTYPES
@@ -20,7 +21,7 @@ Names: TypeAlias = Literal["auto", "hf", "keep"]
 
 DEFAULT_SHARD = "5GB"
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+_SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _TORCH_DTYPES = {"float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64"}
 STRICT = Strictness(unexpected="error")
@@ -35,7 +36,7 @@ def parse_size(text: str | int) -> int:
     found = _SIZE.fullmatch(text.strip()) if isinstance(text, str) else None
     if found is not None:
         number, power, binary = found.groups()
-        size = int(float(number) * (1024 if binary else 1000) ** _POWERS[power.lower()])
+        size = int(Decimal(number) * (1024 if binary else 1000) ** _POWERS[power.lower()])
     else:
         size = text if isinstance(text, int) and not isinstance(text, bool) else 0
     if size < 1 or (found is not None and found[3] and not found[2]):

@@ -238,3 +238,28 @@ def test_the_source_is_no_destination(source: Path, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="is, or holds"):
             convert(given, place, overwrite=True)
     assert_same(tensors_of(source), MIXED)
+
+
+@pytest.mark.parametrize(
+    ("place", "options", "said"),
+    [
+        ("out.safetensors", {"to": "tensorizer"}, "ends like a file, and tensorizer would make a folder of it"),
+        ("OUT.SAFETENSORS", {}, "ends like a file, and safetensors would make a folder of it"),
+        ("out.bin", {}, "ends like a file"),
+        ("out.safetensors", {"sha256sums": True}, "sha256sums: digests go into the folder"),
+        ("out.safetensors", {"max_shard_size": 60}, "max_shard_size: .*is one file, and holds all of it"),
+    ],
+)
+def test_what_would_have_no_effect_or_another_one_is_refused(
+    source: Path, tmp_path: Path, place: str, options: dict[str, Any], said: str
+) -> None:
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(ConfigError, match=said):
+        convert(source, tmp_path / place, **options)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_link_into_a_folder_that_is_not_there_is_said(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "absent" / "out")
+    with pytest.raises(LocateError, match=r"link: is a link to .*/absent/out, and there is no folder for that"):
+        convert(source, tmp_path / "link")
