@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from helpers.ranks import Fault, Ranks
 from helpers.tiny_transformers import saved
-from tensorferry import ParallelConfig, ReadError, load_model
+from tensorferry import ConfigError, ParallelConfig, PlanError, ReadError, load_model
+from tensorferry.parallel import Agreement
+from tensorferry.parallel import Ranks as Sharing
 from tensorferry.storage.local import LocalStorage
 
 pytestmark = pytest.mark.transformers
@@ -69,3 +77,144 @@ def test_ranks_go_on_after_a_failure(two_ranks: Ranks, tmp_path: Path) -> None:
     folder = saved("Llama", tmp_path)
     same(two_ranks.tried(load_from, [folder, tmp_path / "nothing"]))
     assert two_ranks.run(load_from, [folder, folder]) == ["loaded", "loaded"]
+
+
+def agree(rank: int, size: int) -> str:
+    agreement = Agreement(Sharing(size, rank))
+    for _ in range(2):
+        with agreement.together():
+            pass
+    return "agreed"
+
+
+def agree_alone_first(rank: int, size: int) -> str:
+    """Let one rank load things by itself before, so that ranks have done different numbers of things."""
+    for _ in range(rank):
+        with Agreement(Sharing()).together():
+            pass
+    return agree(rank, size)
+
+
+def test_what_ranks_did_before_does_not_matter(two_ranks: Ranks) -> None:
+    assert two_ranks.run(agree_alone_first) == ["agreed", "agreed"]
+
+
+def pairs() -> list[Any]:
+    return [dist.new_group([0, 1]), dist.new_group([2, 3])]
+
+
+def fail_in_one_pair(rank: int, size: int) -> str:
+    agreement = Agreement(Sharing(2, rank % 2), pairs()[rank // 2])
+    with agreement.together():
+        if rank == 0:
+            raise PlanError("nothing fits")
+        until = time.monotonic() + (60 if rank == 1 else 0.5)
+        while time.monotonic() < until:
+            agreement.watch()
+    return "went on"
+
+
+def test_a_failure_in_one_group_is_none_of_another_s(four_ranks: Ranks) -> None:
+    """Rank 1 would go on for a minute if it was not told; ranks 2 and 3 must not hear of it."""
+    found = four_ranks.tried(fail_in_one_pair)
+    assert same(found[:2])[:2] == ("PlanError", "rank 0 of 2: nothing fits")
+    assert found[2:] == ["went on", "went on"]
+
+
+def agree_without_a_group(rank: int, size: int) -> str:
+    return agree(rank % 2, 2)
+
+
+def agree_as_the_first(rank: int, size: int) -> str:
+    return agree(0, size)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (agree_without_a_group, "0 of 2, 1 of 2, 0 of 2, 1 of 2"),
+        (agree_as_the_first, "0 of 4, 0 of 4, 0 of 4, 0 of 4"),
+    ],
+)
+def test_ranks_that_are_not_those_of_the_group_are_refused_by_all(four_ranks: Ranks, wrong: Any, told: str) -> None:
+    fault = same(four_ranks.tried(wrong))
+    assert fault.kind == "ConfigError"
+    assert told in fault.words
+    assert four_ranks.run(agree) == ["agreed"] * 4
+
+
+def agree_in_the_first_pair(rank: int, size: int) -> str:
+    with Agreement(Sharing(2, rank % 2), pairs()[0]).together():
+        return "agreed"
+
+
+def test_a_process_that_is_no_member_of_the_group_is_told_so(four_ranks: Ranks) -> None:
+    found = four_ranks.tried(agree_in_the_first_pair)
+    assert found[:2] == ["agreed", "agreed"]
+    assert all(fault.kind == "ConfigError" and "no member" in fault.words for fault in found[2:])
+
+
+def fail_in_a_way_of_its_own(rank: int, size: int) -> None:
+    class OwnError(ConfigError):
+        pass
+
+    with Agreement(Sharing(size, rank)).together():
+        if rank == 1:
+            raise OwnError("not so")
+
+
+def fail_as_python_does(rank: int, size: int) -> None:
+    with Agreement(Sharing(size, rank)).together(touches=True):
+        if rank == 1:
+            raise KeyError("missing")
+
+
+def test_errors_of_other_classes_come_as_the_nearest_of_ours(two_ranks: Ranks) -> None:
+    assert same(two_ranks.tried(fail_in_a_way_of_its_own))[:2] == ("ConfigError", "rank 1 of 2: not so")
+    faults = two_ranks.tried(fail_as_python_does)
+    assert same(faults)[:2] == ("ReadError", "rank 1 of 2: KeyError: 'missing'")
+    assert faults[0].touched
+
+
+def is_killed(rank: int, size: int, when: str) -> None:
+    """Let the last rank be killed before or after it has met the others."""
+    agreement = Agreement(Sharing(size, rank))
+    if when == "after":
+        with agreement.together():
+            pass
+    with agreement.together():
+        if rank == size - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_rank_that_is_killed_is_missed_by_all(when: str) -> None:
+    """In a ring of four, only two are connected to the one that is lost."""
+    with closing(Ranks(4)) as ranks:
+        found = ranks.tried(is_killed, when, timeout=60)
+    assert [fault.kind for fault in found] == ["ReadError"] * 3 + ["Ended"]
+    assert all(f"rank {rank} of 4 has lost another rank" in found[rank].words for rank in range(3))
+
+
+def load_onto(rank: int, size: int, folder: Path, devices: list[str]) -> None:
+    load_model(folder, device=devices[rank], parallel=ParallelConfig(tp_size=size, tp_rank=rank))
+
+
+def test_an_option_that_is_wrong_in_one_rank_stops_all(two_ranks: Ranks, tmp_path: Path) -> None:
+    fault = same(two_ranks.tried(load_onto, saved("Llama", tmp_path), ["cpu", "meta"]))
+    assert fault.kind == "ConfigError"
+    assert fault.words.startswith("rank 1 of 2: device 'meta'")
+
+
+def load_in_stages(rank: int, size: int, folder: Path) -> None:
+    load_model(folder, parallel=ParallelConfig(tp_size=size, tp_rank=rank, pp_size=2))
+
+
+def test_stages_and_quantized_weights_are_refused(two_ranks: Ranks, tmp_path: Path) -> None:
+    folder = saved("Llama", tmp_path)
+    assert "pp_size 2" in same(two_ranks.tried(load_in_stages, folder)).words
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "fp8"}}))
+    fault = same(two_ranks.tried(load_from, [folder, folder]))
+    assert fault.kind == "FormatError"
+    assert "quantized with 'fp8'" in fault.words

@@ -42,6 +42,7 @@ class Ranks:
     def tried(self, function: Callable[..., Any], *args: Any, timeout: float = 120) -> list[Any]:
         """Return what ``function(rank, size, *args)`` returned in every rank, or the `Fault` that it met.
 
+        A rank that ended without an answer has the fault "Ended".
         function: at the top of a module. timeout: seconds for all ranks together; TimeoutError after it.
         """
         for end in self._ends:
@@ -52,7 +53,7 @@ class Ranks:
             if not ready:
                 raise TimeoutError(f"ranks {sorted(set(range(self.size)) - said.keys())} did not answer")
             for end in ready:
-                said[self._ends.index(end)] = end.recv()
+                said[self._ends.index(end)] = _received(end)
         return [said[rank] for rank in range(self.size)]
 
     def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
@@ -68,6 +69,13 @@ class Ranks:
             process.kill()
             process.join()
         self._folder.cleanup()
+
+
+def _received(end: Any) -> Any:
+    try:
+        return end.recv()
+    except EOFError:
+        return Fault("Ended", "", False, "")
 
 
 def _serve(calls: Connection, rank: int, size: int, folder: Path) -> None:
