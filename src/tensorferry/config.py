@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Self, TypeVar, cast, get_args
 
+from tensorferry.core.cost import LOCAL, STORAGE_COSTS
 from tensorferry.core.names import nearest
 from tensorferry.core.plan import Strictness
 from tensorferry.errors import ConfigError, shown
 
 __all__ = [
     "DTYPES",
+    "Direct",
     "Folders",
     "LoadConfig",
     "LoaderUse",
@@ -30,6 +32,7 @@ KIB, MIB = 1 << 10, 1 << 20
 
 Strategy = Literal["lazy", "eager", "prefetch"]
 LoaderUse = Literal["trace", "stream"]
+Direct = Literal["auto", "always", "never"]
 Folders = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """One folder or several."""
 
@@ -50,12 +53,14 @@ class ReadOptions:
     max_staging: most that is staged at once, whatever the size of the checkpoint. max_read: largest single
     read. max_gap: largest hole between two needed ranges that is read over rather than skipped. waste: most bytes
     read for each byte needed. threads: reader threads; 0 for as many as the machine's cores, at most 8.
+
+    The defaults are what a local disk likes, cold or cached; `suited_to` gives those of other storages.
     """
 
     max_staging: int = 256 * MIB
-    max_read: int = 16 * MIB
-    max_gap: int = 256 * KIB
-    waste: float = 32.0
+    max_read: int = 2 * LOCAL.best
+    max_gap: int = LOCAL.gap
+    waste: float = 4096.0
     threads: int = 0
 
     def __post_init__(self) -> None:
@@ -70,6 +75,18 @@ class ReadOptions:
             )
         if self.max_gap < 0 or self.waste < 1 or self.threads < 0:
             raise ConfigError("max_gap and threads must not be negative, and waste must be at least 1")
+
+    @classmethod
+    def suited_to(cls, kind: str, **options: Any) -> Self:
+        """Return the options for a kind of storage, "local", "network" or "remote", but for `options` that are given.
+
+        >>> ReadOptions.suited_to("network").max_gap, ReadOptions.suited_to("local", max_gap=0).max_gap
+        (135168, 0)
+        """
+        cost = STORAGE_COSTS.get(kind)
+        if cost is None:
+            raise ConfigError(f"storage kind {kind!r}: one of {', '.join(STORAGE_COSTS)} is expected")
+        return cls(**{"max_read": 2 * cost.best, "max_gap": cost.gap, **options})
 
     @property
     def workers(self) -> int:
