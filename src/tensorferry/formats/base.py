@@ -16,11 +16,9 @@ class FileFormat(Protocol):
     """A reader of single files. Stateless; one instance serves all threads.
 
     name: what reports and errors call it, and `FILE_FORMATS`; a `load_format` may have another name, or be several.
-    suffixes: file name endings, with the dot.
     """
 
     name: str
-    suffixes: Sequence[str]
 
     def catalogue(self, storage: Storage, file: File) -> Catalogue:
         """Read the header of `file`, validate it whole, and return what it holds; no tensor data is read.

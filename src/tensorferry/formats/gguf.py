@@ -24,7 +24,6 @@ class GgufFormat:
     """
 
     name = "gguf"
-    suffixes: Sequence[str] = (".gguf",)
 
     def catalogue(self, storage: Storage, file: File) -> Catalogue:
         """Return what the header of `file` declares, in the order of the bytes. Reads nothing but the header.

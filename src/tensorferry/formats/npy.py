@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from types import MappingProxyType
@@ -92,7 +92,6 @@ class NpyFormat:
     """The `FileFormat` of single arrays: a catalogue of one entry, called like the file."""
 
     name = "npy"
-    suffixes: Sequence[str] = (".npy",)
 
     def catalogue(self, storage: Storage, file: File) -> Catalogue:
         """Return the array of `file`; raises what `read_header` raises."""

@@ -60,7 +60,6 @@ class SafetensorsFormat:
     """
 
     name = "safetensors"
-    suffixes: Sequence[str] = (".safetensors",)
 
     def catalogue(self, storage: Storage, file: File) -> Catalogue:
         """Return what the header of `file` declares, in the order of the bytes. Reads nothing but the header.

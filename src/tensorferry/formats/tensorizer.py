@@ -26,7 +26,6 @@ class TensorizerFormat:
     """
 
     name = "tensorizer"
-    suffixes: Sequence[str] = (".tensors",)
 
     def catalogue(self, storage: Storage, file: File) -> Catalogue:
         """Return what the headers of `file` declare, in the order of the bytes. Needs no key, and reads no data.

@@ -6,8 +6,6 @@ object, `torch_state` finds the names in it, `torch_views` checks each tensor an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from tensorferry.core.catalogue import Catalogue, TensorEntry
 from tensorferry.errors import CorruptFile, UnknownFormat, shown
 from tensorferry.formats.sniff import SNIFF_BYTES, describe_foreign
@@ -32,7 +30,6 @@ class TorchFileFormat:
     """
 
     name: str = "torch"
-    suffixes: Sequence[str] = (".bin", ".pt", ".pth", ".ckpt", ".pth.tar", ".tar")
 
     def catalogue(self, storage: Storage, file: File) -> Catalogue:
         """Return the entries of `file` in storage order, from its pickle and its directory alone.

@@ -150,7 +150,6 @@ def test_headers_are_read_in_parallel(tmp_path: Path, monkeypatch: pytest.Monkey
 
     class Waiting:
         name = "safetensors"
-        suffixes = (".safetensors",)
 
         def catalogue(self, storage: Storage, file: File) -> Catalogue:
             met.wait()
