@@ -263,3 +263,9 @@ def test_a_link_into_a_folder_that_is_not_there_is_said(source: Path, tmp_path: 
     (tmp_path / "link").symlink_to(tmp_path / "absent" / "out")
     with pytest.raises(LocateError, match=r"link: is a link to .*/absent/out, and there is no folder for that"):
         convert(source, tmp_path / "link")
+
+
+def test_a_tensor_without_a_name_is_converted_like_any_other(tmp_path: Path) -> None:
+    torch.save({"a": ar(3), "": ar(2, start=5), "b": ar(1)}, tmp_path / "pytorch_model.bin")
+    convert(tmp_path / "pytorch_model.bin", tmp_path / "out")
+    assert_same(tensors_of(tmp_path / "out"), {"a": ar(3), "": ar(2, start=5), "b": ar(1)})
