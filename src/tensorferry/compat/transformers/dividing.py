@@ -20,6 +20,7 @@ from tensorferry.compat.transformers.adapting import adapt
 from tensorferry.compat.transformers.parts import Part, cut_dim, cut_experts, cut_packed, whole
 from tensorferry.config import ParallelConfig
 from tensorferry.core import dividing as geometry
+from tensorferry.core.amounts import few
 from tensorferry.core.target import Target
 from tensorferry.errors import ConfigError
 from tensorferry.modules.adapters import Adapted
@@ -113,8 +114,8 @@ def divide(
 def _undividable(model: nn.Module, problems: list[str]) -> str:
     """Return what cannot be divided, in a line for each sort of it, numbers of layers folded."""
     sorts = list(dict.fromkeys(_starred(problem) for problem in problems))
-    more = [f"and {len(sorts) - _SHOWN} more"] if len(sorts) > _SHOWN else []
-    return f"{type(model).__name__} cannot be divided so:\n  " + "\n  ".join((*sorts[:_SHOWN], *more))
+    lines = few(sorts, _SHOWN, between="\n  ")
+    return f"{type(model).__name__} cannot be divided so:\n  {lines}"
 
 
 @dataclass(frozen=True)
