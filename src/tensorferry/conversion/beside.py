@@ -109,9 +109,11 @@ def _sorted_out(storage: Storage, checkpoint: Checkpoint, *, named: bool) -> tup
     left = {path: why for path, why in checkpoint.selection.ignored if path not in selected}
     taken = []
     for file in (*storage.list(), *([] if named else _nested(storage))):
-        if file.path in selected or file.path in left or file.broken is not None:
+        if file.path in selected or file.path in left:
             continue
         why = _left_behind(file, named=named)
+        if why == "":
+            why = _unreadable(storage, file)
         if why == "":
             taken.append(file)
         elif why is not None:
@@ -127,6 +129,16 @@ def _left_behind(file: File, *, named: bool) -> str | None:
         return None
     if named and file.path not in _OF_A_MODEL:
         return None
+    return ""
+
+
+def _unreadable(storage: Storage, file: File) -> str:
+    """Return why `file` cannot be copied, "" where it can. Raises UnsafeFile where it leads out of the folder."""
+    if file.broken is not None:
+        return f"a broken link, to {shown(file.broken)}"
+    if not Path(storage.uri, file.path).is_file():
+        return "a pipe, a socket or a device"
+    storage.stat(file.path)
     return ""
 
 
@@ -176,7 +188,10 @@ def made_config(config: Mapping[str, Any], dtype: DType) -> bytes:
 
 
 def _json(data: Mapping[str, Any]) -> bytes:
-    return (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "surrogatepass")
+    try:
+        return (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode()
+    except UnicodeEncodeError:  # half a surrogate pair, which JSON can only escape
+        return (json.dumps(data, indent=2) + "\n").encode()
 
 
 def write_side_files(beside: Beside, storage: Storage, folder: Path) -> None:

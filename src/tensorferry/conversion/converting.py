@@ -119,11 +119,14 @@ def _refuse_overlap(source: Path, destination: Path, *, single: bool) -> None:
 
 
 def _refuse_own_file(checkpoint: Checkpoint, destination: Path) -> None:
-    """Raise ConfigError where the destination is a file of the source."""
-    for file in checkpoint.selection.files:
-        if Path(os.path.realpath(Path(checkpoint.uri, file.path))) == destination:
+    """Raise ConfigError where the destination is a file of the source, or holds one."""
+    index = checkpoint.selection.index_file
+    for path in (*(file.path for file in checkpoint.selection.files), *([] if index is None else [index])):
+        real = Path(os.path.realpath(Path(checkpoint.uri, path)))
+        if real == destination or destination in real.parents:
             raise ConfigError(
-                f"{shown(str(destination), 300)} is, or holds, what is to be converted: give another place"
+                f"{shown(str(destination), 300)} is, or holds, what is to be converted ({shown(path)}): give another "
+                "place"
             )
 
 

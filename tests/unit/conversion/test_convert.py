@@ -269,3 +269,12 @@ def test_a_tensor_without_a_name_is_converted_like_any_other(tmp_path: Path) -> 
     torch.save({"a": ar(3), "": ar(2, start=5), "b": ar(1)}, tmp_path / "pytorch_model.bin")
     convert(tmp_path / "pytorch_model.bin", tmp_path / "out")
     assert_same(tensors_of(tmp_path / "out"), {"a": ar(3), "": ar(2, start=5), "b": ar(1)})
+
+
+def test_a_folder_that_holds_shards_of_the_source_is_not_replaced(tmp_path: Path) -> None:
+    write_safetensors(tmp_path / "src" / "parts" / "one.safetensors", {"w": ar(2)})
+    index = {"weight_map": {"w": "parts/one.safetensors"}}
+    (tmp_path / "src" / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ConfigError, match="is, or holds, what is to be converted"):
+        convert(tmp_path / "src", tmp_path / "src" / "parts", overwrite=True)
+    assert_same(tensors_of(tmp_path / "src"), {"w": ar(2)})

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from helpers.checkpoints import ar, write_safetensors
-from tensorferry import CorruptFile, convert
+from tensorferry import CorruptFile, UnsafeFile, convert
 
 CONFIG = {
     "model_type": "x", "dtype": "float32", "rms": 1e-06, "big": 2**60, "ünï": "☃",
@@ -112,3 +112,29 @@ def test_a_link_that_leads_out_of_the_source_is_not_followed(source: Path, tmp_p
     (source / "1_Pooling" / "x.json").symlink_to(tmp_path / "secret.json")
     convert(source, tmp_path / "out")
     assert "1_Pooling/x.json" not in written(tmp_path / "out")
+
+
+def test_what_cannot_be_copied_stays_behind_and_is_told(source: Path, tmp_path: Path) -> None:
+    (source / "vocab.json").symlink_to("absent.json")
+    os.mkfifo(source / "vocab.txt")
+    account = convert(source, tmp_path / "out")
+    assert written(tmp_path / "out") == {"model.safetensors", *GOES_ALONG}
+    assert account.left_behind["vocab.json"] == "a broken link, to absent.json"
+    assert account.left_behind["vocab.txt"] == "a pipe, a socket or a device"
+
+
+def test_a_file_that_leads_out_of_the_source_is_refused_before_anything_is_written(
+    source: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "secret.json").write_text("secret")
+    (source / "vocab.json").symlink_to(tmp_path / "secret.json")
+    with pytest.raises(UnsafeFile, match=r"vocab.json .*leads out of its folder"):
+        convert(source, tmp_path / "out", dry_run=True)
+
+
+def test_a_configuration_with_half_a_surrogate_pair_is_written_as_json_that_others_read(
+    source: Path, tmp_path: Path
+) -> None:
+    (source / "config.json").write_text('{"name": "\\ud800"}')
+    convert(source, tmp_path / "out", dtype="float16")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["name"] == "\ud800"
