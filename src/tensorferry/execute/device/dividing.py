@@ -49,7 +49,7 @@ def _part(plan: Plan, batch: Batch, tasks: Sequence[Task]) -> Batch:
         for n in order
     )
     moved = tuple(task._replace(inputs=tuple(_moved(part, number, used) for part in task.inputs)) for task in tasks)
-    return Batch(reads, moved, sum(read.length for read in reads))
+    return Batch(reads, moved, sum(read.length for read in reads) + batch.room)
 
 
 def _moved(part: Input, number: dict[int, int], used: dict[int, tuple[int, int]]) -> Input:

@@ -6,13 +6,14 @@ import queue
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import NamedTuple
 
 import torch
 
+from tensorferry.config import Direct
 from tensorferry.core.plan import Plan
 from tensorferry.core.schedule import Schedule
 from tensorferry.execute.base import Counters, Executor, KnowsDevices, OnReady, Parameters, Remaining
@@ -20,6 +21,8 @@ from tensorferry.execute.device.dividing import divided
 from tensorferry.execute.device.placing import Counts, Placed, place, settled
 from tensorferry.execute.device.reading import Stager
 from tensorferry.execute.device.streams import Accelerator, Cuda, Event
+from tensorferry.execute.pool import PATIENCE, Readers
+from tensorferry.execute.ways import Ways
 from tensorferry.progress import SILENT, Progress
 from tensorferry.storage.base import Storage, SupportsDevice
 from tensorferry.storage.gpu_direct import Use, gpu_direct
@@ -59,7 +62,8 @@ class DeviceExecutor:
     bytes are on their way. What is staged is bounded for all devices together.
 
     rest: what fills the parameters that are elsewhere, before the others. gpu_direct: whether devices read files by
-    themselves; those of a storage that `SupportsDevice` are read so in any case.
+    themselves; those of a storage that `SupportsDevice` are read so in any case. direct, keep_cache: as in
+    `ReadOptions`, for what the CPU reads.
     """
 
     def __init__(
@@ -69,8 +73,12 @@ class DeviceExecutor:
         *,
         accelerator: Accelerator | None = None,
         gpu_direct: Use = "never",
+        direct: Direct = "auto",
+        keep_cache: bool = True,
     ) -> None:
         self._threads, self._rest = threads, rest
+        self._way: Direct = direct
+        self._keep_cache = keep_cache
         self._accelerator, self._use = accelerator or Cuda(), gpu_direct
 
     def run(
@@ -88,13 +96,15 @@ class DeviceExecutor:
         """
         where = _devices_of(parameters, schedule.plan, self._accelerator)
         mine, others = divided(schedule, where.__contains__)
+        ways = Ways(storage, self._way, self._keep_cache)
+        ways.refuse_impossible(read.file for batch in mine.batches for read in batch.reads)
         progress.start(schedule.bytes_read, "weights")
         counters, part = Counters(), _Part(progress)
         try:
             with _direct(storage, self._use) as direct:
                 if others.batches:
                     counters = self._rest.run(others, storage, parameters, on_ready=on_ready, progress=part)
-                run = _Run(mine, storage, where, self._accelerator, direct)
+                run = _Run(mine, ways, where, self._accelerator, direct)
                 run.go(parameters, self._threads, on_ready, part)
         finally:
             progress.finish()
@@ -143,7 +153,7 @@ class _Run:
     """What the threads of one run share."""
 
     def __init__(
-        self, schedule: Schedule, storage: Storage, where: Mapping[str, torch.device], accelerator: Accelerator,
+        self, schedule: Schedule, ways: Ways, where: Mapping[str, torch.device], accelerator: Accelerator,
         direct: SupportsDevice | None,
     ) -> None:  # fmt: skip
         self._schedule, self._where, self._accelerator = schedule, where, accelerator
@@ -151,7 +161,7 @@ class _Run:
         self._callers = {device: accelerator.current(device) for device in devices}
         self._streams = {device: accelerator.new_stream(device) for device in devices}
         self._turns = {device: threading.Lock() for device in devices}
-        self.stager = Stager(schedule, storage, self._streams, accelerator, direct)
+        self.stager = Stager(schedule, ways, self._streams, accelerator, direct)
         self.counters = Counters()
         self._counts: Counts = {}
         self._seen: set[str] = set()
@@ -163,18 +173,18 @@ class _Run:
 
     def go(self, parameters: Parameters, threads: int, on_ready: OnReady | None, progress: Progress) -> None:
         """Do all batches, and wait until the devices have."""
-        pool = ThreadPoolExecutor(threads, thread_name_prefix="tensorferry")
+        readers = Readers[_Done](threads)
         with ExitStack() as ending:
             ending.callback(setattr, self, "_error", None)  # it knows this frame, and this frame it
             ending.callback(self.stager.close)
             ending.callback(self._wait_for_devices)
-            ending.callback(pool.shutdown, wait=True, cancel_futures=True)
+            ending.callback(readers.close, PATIENCE)
             ending.callback(self._stopped.set)
-            self._feed(pool, parameters, threads, on_ready, progress)
+            self._feed(readers, parameters, threads, on_ready, progress)
             settled(self.counters, self._counts)
 
     def _feed(
-        self, pool: ThreadPoolExecutor, parameters: Parameters, threads: int, on_ready: OnReady | None,
+        self, readers: Readers[_Done], parameters: Parameters, threads: int, on_ready: OnReady | None,
         progress: Progress,
     ) -> None:  # fmt: skip
         in_flight, waiting, bound = 0, 0, self._schedule.max_staging
@@ -184,7 +194,7 @@ class _Run:
                 waiting -= 1
             in_flight += batch.staging
             waiting += 1
-            pool.submit(self._work, self._job(number, parameters)).add_done_callback(self._finished.put)
+            readers.submit(self._work, self._job(number, parameters)).add_done_callback(self._finished.put)
         for _ in range(waiting):
             self._settle(on_ready, progress)
 
@@ -215,7 +225,7 @@ class _Run:
         for device, event in done.items():
             self._callers[device].wait(event)
         batch = self._schedule.batches[number]
-        progress.advance(batch.staging)
+        progress.advance(batch.length)
         for task in batch.tasks:
             name = self._schedule.plan.steps[task.step].parameter
             if self._remaining.done(name) and on_ready is not None:

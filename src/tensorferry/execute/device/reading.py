@@ -14,28 +14,28 @@ from tensorferry.execute.blame import entries_of, reading_for
 from tensorferry.execute.device.ring import Block, Ring, host_memory
 from tensorferry.execute.device.streams import Accelerator, Event, Stream
 from tensorferry.execute.placing import stays_on_cpu
+from tensorferry.execute.ways import Ways
 from tensorferry.numerics.memory import bytes_of
-from tensorferry.storage.base import Storage, SupportsDevice
-from tensorferry.storage.reading import read_runs, scatter
+from tensorferry.storage.base import SupportsDevice
 
 __all__ = ["Staged", "Stager"]
 
 Staged = tuple[list[torch.Tensor], list[Event]]
 """The bytes of each read of a batch, and the list to which the events go that they are needed until."""
 
-_ALIGNED, _PAGE = 64, 4096
-"""Bytes that addresses and offsets in a file are equal modulo: what is aligned there is aligned here. Devices that
-read by themselves read pages."""
+_ALIGNED, _PAGE = 512, 4096
+"""Bytes that addresses and offsets in a file are equal modulo: what is aligned there is aligned here, which reads past
+the page cache need, too. Devices that read by themselves read pages."""
 
 
 class Stager:
     """Reads batches of one run; may be used from several threads. What is staged at once is bounded by the schedule."""
 
     def __init__(
-        self, schedule: Schedule, storage: Storage, streams: dict[torch.device, Stream], accelerator: Accelerator,
+        self, schedule: Schedule, ways: Ways, streams: dict[torch.device, Stream], accelerator: Accelerator,
         direct: SupportsDevice | None,
     ) -> None:  # fmt: skip
-        self._schedule, self._storage, self._direct = schedule, storage, direct
+        self._schedule, self._ways, self._direct = schedule, ways, direct
         bound = schedule.max_staging
         host = [_laid_out(batch.reads, _ALIGNED)[1] for batch in schedule.batches]
         self._host = Ring(host_memory(accelerator.pin), _slot(host, bound), bound)
@@ -58,7 +58,7 @@ class Stager:
         """Yield the bytes of a batch, or None where reading was stopped meanwhile; they are gone afterwards."""
         batch = self._schedule.batches[number]
         if self._direct is not None and len(devices) == 1 and self._goes_direct(batch, self._direct):
-            reads, read = [self._in_pages(r) for r in batch.reads], self._to_device(self._direct)
+            reads, read = [self._in_pages(r) for r in batch.reads], self._to_device
             ring, align = self._there[devices[0]], _PAGE
         else:
             reads, read, ring, align = list(batch.reads), self._to_host, self._host, _ALIGNED
@@ -67,13 +67,14 @@ class Stager:
             staged = [block[at : at + length] for at, length in where]
             for n, (wanted, out) in enumerate(zip(reads, staged, strict=True)):
                 if stopped.is_set():
-                    yield None
-                    return
+                    break
                 with reading_for(entries_of(self._schedule.plan, batch, n)):
-                    read(wanted, out)
+                    read(wanted, out, counters)
                 counters.bytes_read += wanted.length
+                counters.copied_bytes += wanted.length
                 counters.reads += wanted.times
-            yield [_part(out, r, had) for out, r, had in zip(staged, batch.reads, reads, strict=True)], events
+            views = [_part(out, r, had) for out, r, had in zip(staged, batch.reads, reads, strict=True)]
+            yield None if stopped.is_set() else (views, events)
 
     def close(self) -> None:
         """Wait until no device needs what was staged, and let go of it."""
@@ -90,16 +91,18 @@ class Stager:
         """Return the pages that a read lies in, as far as the file goes."""
         first = read.offset - read.offset % _PAGE
         last = -(-(read.offset + read.length) // _PAGE) * _PAGE
-        return Read(read.file, first, min(last, self._storage.stat(read.file).size) - first)
+        return Read(read.file, first, min(last, self._ways.storage.stat(read.file).size) - first)
 
-    def _to_host(self, read: Read, out: torch.Tensor) -> None:
+    def _to_host(self, read: Read, out: torch.Tensor, counters: Counters) -> None:
         if read.times == 1:
-            scatter(self._storage, read.file, read.offset, [bytes_of(out)])
+            self._ways.read(read.file, read.offset, [bytes_of(out)], counters)
         else:
-            read_runs(self._storage, read.file, read.offset, read.stride, read.run, bytes_of(out))
+            self._ways.read_runs(read.file, read.offset, read.stride, read.run, bytes_of(out), counters)
 
-    def _to_device(self, direct: SupportsDevice) -> Callable[[Read, torch.Tensor], None]:
-        return lambda read, out: direct.read_to_device(read.file, read.offset, out)
+    def _to_device(self, read: Read, out: torch.Tensor, counters: Counters) -> None:
+        assert self._direct is not None
+        self._direct.read_to_device(read.file, read.offset, out)
+        counters.came("by the device", read.length)
 
 
 def _device_memory(accelerator: Accelerator, device: torch.device, stream: Stream) -> Callable[[int], Block]:

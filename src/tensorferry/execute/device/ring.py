@@ -55,6 +55,7 @@ class Ring:
         self._idle: deque[_Used] = deque()
         self._changed = threading.Condition()
         self._held = 0
+        self._closed = False
         self.peak = 0
 
     @contextmanager
@@ -69,13 +70,14 @@ class Ring:
         try:
             yield block.memory[:nbytes], events
         finally:
-            if own:
+            if own or self._closed:
                 self._drop(block, events)
             else:
                 self._come_back(block, events)
 
     def close(self) -> None:
-        """Wait until no device uses a block that came back, and let go of them all."""
+        """Wait until no device uses a block that came back, and let go of them all; of others when they come back."""
+        self._closed = True
         with ExitStack() as dropping:
             for block, events in self._idle:
                 dropping.callback(self._drop, block, events)
