@@ -50,7 +50,8 @@ def test_every_byte_needed_is_read_and_without_gaps_nothing_else(world: World, c
 @given(worlds(), costs)
 def test_a_batch_stays_within_the_staging_bound_unless_it_is_one_task(world: World, cost: dict[str, Any]) -> None:
     for batch in lower(world.plan(), **cost).batches:
-        assert batch.staging == sum(r.length for r in batch.reads)
+        assert batch.staging == sum(r.length for r in batch.reads) + batch.room
+        assert batch.room >= 0
         assert batch.staging <= cost["max_staging"] or len(batch.tasks) == 1
 
 

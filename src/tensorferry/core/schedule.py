@@ -77,11 +77,25 @@ class Task(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Reads that are staged together, and the tasks that they complete. `staging` is in bytes."""
+    """Reads that are staged together, and the tasks that they complete.
+
+    staging: bytes of memory that it takes where all of it is staged: those of the reads, and the most that computing
+    one of the tasks takes beside them.
+    """
 
     reads: tuple[Read, ...]
     tasks: tuple[Task, ...]
     staging: int
+
+    @property
+    def length(self) -> int:
+        """Bytes that its reads bring."""
+        return sum(read.length for read in self.reads)
+
+    @property
+    def room(self) -> int:
+        """Bytes that its tasks take beside what is staged; they are done one after the other."""
+        return self.staging - self.length
 
 
 @dataclass(frozen=True)
@@ -95,7 +109,7 @@ class Schedule:
     @cached_property
     def bytes_read(self) -> int:
         """Bytes that will be requested, gaps included."""
-        return sum(r.length for b in self.batches for r in b.reads)
+        return sum(b.length for b in self.batches)
 
     @cached_property
     def reads(self) -> int:

@@ -19,7 +19,8 @@ class Staging:
     """Lends blocks of bytes to threads.
 
     Blocks of up to `block` bytes are kept for the next borrower, as many as `bound` bytes hold; larger ones are
-    unmapped when they come back. `peak` is the most that was lent at once.
+    unmapped when they come back. `peak` is the most that was lent at once, with the room that borrowers take for
+    themselves.
     """
 
     def __init__(self, block: int, bound: int) -> None:
@@ -31,18 +32,28 @@ class Staging:
         self.peak = 0
 
     @contextmanager
-    def lend(self, nbytes: int) -> Iterator[torch.Tensor]:
-        """Lend `nbytes` uninitialized bytes (uint8, page-aligned); they must not be used after the block ends."""
+    def lend(self, nbytes: int, *, room: int = 0) -> Iterator[torch.Tensor]:
+        """Lend `nbytes` uninitialized bytes (uint8, page-aligned); they must not be used after the block ends.
+
+        room: bytes that the borrower allocates elsewhere meanwhile; beside a block they count towards the peak.
+        """
         if not nbytes:
             yield torch.empty(0, dtype=torch.uint8, device="cpu")
             return
+        self._note(room)
         block, keep = self._borrow(nbytes)
         try:
             if block is None:
                 block = torch.frombuffer(mmap.mmap(-1, self._block if keep else nbytes), dtype=torch.uint8)
             yield block[:nbytes]
         finally:
+            self._note(-room)
             self._give_back(nbytes, block if keep else None)
+
+    def _note(self, room: int) -> None:
+        with self._lock:
+            self._lent += room
+            self.peak = max(self.peak, self._lent)
 
     def _borrow(self, nbytes: int) -> tuple[torch.Tensor | None, bool]:
         """Return a block that is there, or None where one is to be mapped, and whether to keep it for the next."""

@@ -87,7 +87,7 @@ class ThreadedExecutor:
             batch = run.schedule.batches[number]
             in_flight -= run.sizes[number]
             waiting -= 1
-            progress.advance(batch.staging)
+            progress.advance(batch.length)
             for task in batch.tasks:
                 name = run.schedule.plan.steps[task.step].parameter
                 if remaining.done(name) and on_ready is not None:
@@ -122,7 +122,7 @@ class _Run:
     """The first error of any thread; there before `cancelled` is set, and so before a batch is left undone."""
 
     def __post_init__(self) -> None:
-        self.sizes = [_layout(batch.reads)[1] for batch in self.schedule.batches]
+        self.sizes = [_layout(batch.reads)[1] + batch.room for batch in self.schedule.batches]
         self.staging = Staging(min(max(self.sizes, default=0), self.schedule.max_staging), self.schedule.max_staging)
 
     def work(self, number: int) -> int:
@@ -144,7 +144,7 @@ class _Run:
         direct, rest = self._sort_out(batch)
         where, size = _layout([None if n in direct else r for n, r in enumerate(batch.reads)])
         counters = Counters()
-        with self.staging.lend(size) as block:
+        with self.staging.lend(size, room=batch.room) as block:
             staged = [block[at : at + length] for at, length in where]
             for n, read in enumerate(batch.reads):
                 if self.cancelled.is_set():
