@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from helpers.ranks import Fault, Ranks
 from helpers.tiny_transformers import saved
-from tensorferry import ConfigError, ParallelConfig, PlanError, ReadError, load_model
+from tensorferry import ConfigError, ParallelConfig, PlanError, ReadError, UnknownFormat, load_model
 from tensorferry.parallel import Agreement
 from tensorferry.parallel import Ranks as Sharing
 from tensorferry.storage.local import LocalStorage
@@ -163,6 +163,19 @@ def fail_in_a_way_of_its_own(rank: int, size: int) -> None:
             raise OwnError("not so")
 
 
+def fail_in_two_ways(rank: int, size: int) -> str:
+    class Both(UnknownFormat, PlanError):
+        pass
+
+    try:
+        with Agreement(Sharing(size, rank)).together():
+            if rank == 1:
+                raise Both("both")
+    except PlanError as error:
+        return "an UnknownFormat, too" if isinstance(error, UnknownFormat) else "a PlanError"
+    return "nothing"
+
+
 def fail_as_python_does(rank: int, size: int) -> None:
     with Agreement(Sharing(size, rank)).together(touches=True):
         if rank == 1:
@@ -171,6 +184,7 @@ def fail_as_python_does(rank: int, size: int) -> None:
 
 def test_errors_of_other_classes_come_as_the_nearest_of_ours(two_ranks: Ranks) -> None:
     assert same(two_ranks.tried(fail_in_a_way_of_its_own))[:2] == ("ConfigError", "rank 1 of 2: not so")
+    assert two_ranks.run(fail_in_two_ways) == ["an UnknownFormat, too"] * 2
     faults = two_ranks.tried(fail_as_python_does)
     assert same(faults)[:2] == ("ReadError", "rank 1 of 2: KeyError: 'missing'")
     assert faults[0].touched

@@ -170,16 +170,18 @@ def _lost(ranks: Ranks) -> ReadError:
     )
 
 
-def _told(error: BaseException) -> tuple[str, str]:
-    """Return the words of an error, and the nearest class that it is of, ours if it is one of ours."""
+def _told(error: BaseException) -> tuple[list[str], str]:
+    """Return the words of an error, and the nearest classes of ours that it is of."""
     if not isinstance(error, TensorferryError):
-        return "", f"{type(error).__name__}: {shown(str(error), 1000)}"
-    known = (kind.__name__ for kind in type(error).__mro__ if getattr(errors, kind.__name__, None) is kind)
-    return next(known), str(error)
+        return ["ReadError"], f"{type(error).__name__}: {shown(str(error), 1000)}"
+    ours = [kind for kind in type(error).__mro__ if getattr(errors, kind.__name__, None) is kind]
+    nearest = [kind for kind in ours if not any(issubclass(other, kind) for other in ours if other is not kind)]
+    return [kind.__name__ for kind in nearest], str(error)
 
 
-def _again(rank: int, ranks: int, found: tuple[str, str]) -> TensorferryError:
-    """Return the error of a rank for all of them: of its class, if that is one of ours."""
-    name, words = found
-    kind: type[TensorferryError] = getattr(errors, name) if name else ReadError
+def _again(rank: int, ranks: int, found: tuple[list[str], str]) -> TensorferryError:
+    """Return the error of a rank for all of them."""
+    names, words = found
+    kinds = tuple(getattr(errors, name) for name in names)
+    kind: type[TensorferryError] = kinds[0] if len(kinds) == 1 else type(names[0], kinds, {})
     return kind(f"rank {rank} of {ranks}: {words}")

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from helpers.checkpoints import ar, write_safetensors
-from tensorferry import ParallelConfig, RuleSet, load
+from tensorferry import ParallelConfig, Place, RuleSet, Strictness, load
 from tensorferry.errors import ConfigError, PlanError
 from tensorferry.parallel import FusedMoE
 
@@ -105,6 +105,93 @@ def test_a_tensor_of_an_expert_that_is_too_long_is_refused() -> None:
 def test_what_does_not_go_together_is_refused_when_it_is_built(config: ParallelConfig, more: dict, why: str) -> None:  # type: ignore[type-arg]
     with pytest.raises(ConfigError, match=why):
         FusedMoE(8, 2, 4, 6, parallel=config, **more)
+
+
+@pytest.mark.parametrize(
+    ("shard", "expert", "why"),
+    [
+        ("w2", 0, r"FusedMoE\.w13_weight has no slot 'w2': it has w1, w3"),
+        ("gate", None, r"has no slot 'gate'"),
+        ("w1", 2, r"has no expert 2: there are 2"),
+    ],
+)
+def test_what_no_expert_has_is_refused(shard: str, expert: int | None, why: str) -> None:
+    layer = FusedMoE(2, 1, 3, 2)
+    with pytest.raises(PlanError, match=why):
+        layer.weight_loader(layer.w13_weight, ar(2, 3), shard, expert)
+
+
+def test_biases_are_stacked_as_weights_are(tmp_path: Path) -> None:
+    """Three experts of inner size two: gate and up in turns, of which the second rank has the second."""
+    write_safetensors(tmp_path / "model.safetensors", {"gate_up_bias": ar(3, 4), "down_bias": ar(3, 2, start=50)})
+    planned, pushed = (FusedMoE(3, 1, 2, 2, bias=True, parallel=ParallelConfig(tp_size=2, tp_rank=1)) for _ in "ab")
+    rules = planned.stacked_rules("", "gate_up_bias", "down_bias", interleaved=True, leaf="bias")
+    load(planned, tmp_path, rules=RuleSet(*rules), strict=Strictness(may_miss=("w13_weight", "w2_weight")))
+    assert planned.w13_bias is not None
+    assert planned.w2_bias is not None
+    assert planned.w13_bias.tolist() == [[2, 3], [6, 7], [10, 11]]
+    assert planned.w2_bias.tolist() == ar(3, 2, start=50).tolist()
+    assert pushed.w13_bias is not None
+    assert pushed.w2_bias is not None
+    pushed.weight_loader(pushed.w13_bias, torch.tensor([[0, 2, 1, 3], [4, 6, 5, 7], [8, 10, 9, 11.0]]))
+    pushed.weight_loader(pushed.w2_bias, ar(3, 2, start=50))
+    assert torch.equal(pushed.w13_bias, planned.w13_bias)
+    assert torch.equal(pushed.w2_bias, planned.w2_bias)
+
+
+@pytest.mark.parametrize("places", [None, [0, 1, 0]])
+def test_gate_and_up_of_an_expert_may_be_one_tensor(places: list[int] | None, tmp_path: Path) -> None:
+    pairs = [ar(4, 3, start=100 * e) for e in range(2)]
+    tensors = {f"{e}.gate_up.weight": pairs[e] for e in range(2)} | {
+        f"{e}.down_proj.weight": ar(3, 2) for e in range(2)
+    }
+    write_safetensors(tmp_path / "model.safetensors", tensors)
+    planned, pushed = (
+        FusedMoE(2, 1, 3, 2, parallel=ParallelConfig(tp_size=2, tp_rank=1), physical_to_logical=places) for _ in "ab"
+    )
+    load(planned, tmp_path, rules=RuleSet(*planned.rules("", "{e}.", gate_up="gate_up")))
+    expected = [pairs[e][[1, 3]] for e in (places or [0, 1])]
+    assert torch.equal(planned.w13_weight, torch.stack(expected))
+    for e in range(2):
+        pushed.weight_loader(pushed.w13_weight, pairs[e], None, e)
+    assert torch.equal(pushed.w13_weight, planned.w13_weight)
+
+
+def test_several_shared_experts_are_one_tensor_on_disk(tmp_path: Path) -> None:
+    """One expert that is chosen, and two shared ones of inner size two: they come after it, and are dealt as it is."""
+    gate, up, down = ar(4, 3, start=10), ar(4, 3, start=40), ar(3, 4, start=70)
+    tensors = {"shared.gate_proj.weight": gate, "shared.up_proj.weight": up, "shared.down_proj.weight": down}
+    tensors |= {"0.gate_proj.weight": ar(2, 3), "0.up_proj.weight": ar(2, 3), "0.down_proj.weight": ar(3, 2)}
+    write_safetensors(tmp_path / "model.safetensors", tensors)
+    layer = FusedMoE(1, 1, 3, 2, shared=2, parallel=ep(1, 2))
+    load(layer, tmp_path, rules=RuleSet(*layer.rules("", "{e}.", shared="shared.")))
+    assert layer.here == (2,)
+    assert torch.equal(layer.w13_weight[0], torch.cat([gate[2:], up[2:]]))
+    assert torch.equal(layer.w2_weight[0], down[:, 2:])
+
+
+def test_the_bias_of_a_router_is_float32_whatever_the_rest_is(tmp_path: Path) -> None:
+    write_safetensors(tmp_path / "model.safetensors", {"gate.e_score_correction_bias": torch.tensor([0.1, 0.2])})
+    layer = FusedMoE(2, 1, 3, 2, router_bias=True, dtype=torch.bfloat16)
+    rule = Place("gate.{leaf:part}", "{leaf}")
+    load(layer, tmp_path, rules=RuleSet(rule), strict=Strictness(may_miss=("w13_weight", "w2_weight")))
+    assert layer.e_score_correction_bias is not None
+    assert torch.equal(layer.e_score_correction_bias, torch.tensor([0.1, 0.2]))
+    layer.weight_loader(layer.e_score_correction_bias, torch.tensor([0.3, 0.4]))
+    assert layer.e_score_correction_bias.tolist() == pytest.approx([0.3, 0.4])
+
+
+def test_no_tokens_make_nothing() -> None:
+    assert FusedMoE(2, 1, 3, 2)(torch.empty(0, 3), torch.empty(0, 2)).shape == (0, 3)
+
+
+def test_shared_experts_are_used_by_every_token() -> None:
+    layer = FusedMoE(1, 1, 1, 1, shared=1)
+    for e, down in enumerate((2.0, 30.0)):
+        for kind, value in (("w1", 100.0), ("w3", 1.0), ("w2", down)):
+            parameter = layer.w2_weight if kind == "w2" else layer.w13_weight
+            layer.weight_loader(parameter, torch.full((1, 1), value), kind, e)
+    assert layer(torch.ones(2, 1), torch.zeros(2, 1)).tolist() == [[3200], [3200]]
 
 
 def filled(layer: FusedMoE, tensors: dict[str, torch.Tensor]) -> FusedMoE:

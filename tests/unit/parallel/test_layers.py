@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -187,3 +190,85 @@ def test_the_vocabulary_of_a_rank_may_be_nothing_but_padding() -> None:
         embedding.weight.fill_(9)
     push(embedding, ar(3, 2))
     assert embedding.weight.tolist() == [[0, 0], [0, 0]]
+
+
+def test_a_rank_s_heads_are_cut_out_of_fused_weights_and_biases_where_heads_are_replicated(tmp_path: Path) -> None:
+    """Four query heads and two key-value heads of size one for four ranks, in groups on disk: q q k v, q q k v."""
+    weight, bias = ar(8, 1), ar(8, start=100)
+    write_safetensors(tmp_path / "model.safetensors", {"qkv.weight": weight, "qkv.bias": bias})
+    for number, rows in enumerate(([0, 2, 3], [1, 2, 3], [4, 6, 7], [5, 6, 7])):
+        one, other = (QKVParallelLinear(1, 1, 4, 2, fused="interleaved", parallel=rank(number, 4)) for _ in "ab")
+        splits = [Split(f"qkv.{leaf}", one.placing(leaf, leaf)) for leaf in ("weight", "bias")]
+        load(one, tmp_path, rules=RuleSet(*splits))
+        push(other, weight)
+        push(other, bias, name="bias")
+        for layer in (one, other):
+            assert layer.weight.flatten().tolist() == rows
+            assert layer.bias is not None
+            assert layer.bias.tolist() == [100 + row for row in rows]
+
+
+class Doubling(ColumnParallelLinear):
+    """Puts another parameter in the place of its weight once it is loaded."""
+
+    def process_weights_after_loading(self) -> None:
+        self.weight = nn.Parameter(self.weight.detach() * 2, requires_grad=False)
+
+
+def on_meta(kind: type[ColumnParallelLinear] = ColumnParallelLinear) -> ColumnParallelLinear:
+    with torch.device("meta"):
+        return kind(1, 2, False)
+
+
+def materialized(folder: Path, kind: type[ColumnParallelLinear]) -> ColumnParallelLinear:
+    write_safetensors(folder / "model.safetensors", {"weight": ar(2, 1)})
+    layer = on_meta(kind)
+    load(layer, folder)
+    return layer
+
+
+@pytest.mark.parametrize(
+    "replaced",
+    [
+        lambda folder: materialized(folder, ColumnParallelLinear),
+        lambda folder: materialized(folder, Doubling),
+        lambda folder: on_meta().to_empty(device="cpu"),
+        lambda folder: ColumnParallelLinear(1, 2, False).double(),
+        lambda folder: copy.deepcopy(ColumnParallelLinear(1, 2, False)),
+        lambda folder: pickle.loads(pickle.dumps(ColumnParallelLinear(1, 2, False))),
+    ],
+    ids=["loaded", "post-processed", "to_empty", "cast", "copied", "pickled"],
+)
+def test_parameters_that_take_the_place_of_others_can_be_pushed_into(replaced: Any, tmp_path: Path) -> None:
+    layer = replaced(tmp_path)
+    push(layer, ar(2, 1, start=5))
+    assert layer.weight.flatten().tolist() == [5, 6]
+
+
+def test_a_copy_leaves_the_layer_alone_that_it_is_of() -> None:
+    layer = ColumnParallelLinear(1, 2, False)
+    push(layer, ar(2, 1))
+    push(copy.deepcopy(layer), ar(2, 1, start=5))
+    assert layer.weight.flatten().tolist() == [0, 1]
+
+
+def test_padding_is_no_token() -> None:
+    with pytest.raises(IndexError, match="there are 5 tokens"):
+        VocabParallelEmbedding(5, 2)(torch.tensor([5]))
+
+
+def head_of(number: int) -> ParallelLMHead:
+    return ParallelLMHead(5, 2, parallel=rank(number, 2))
+
+
+@pytest.mark.parametrize(
+    ("build", "why"),
+    [
+        (lambda: MergedColumnParallelLinear(1, [2, 2], names=("a", "a")), "not all different"),
+        (lambda: VocabParallelEmbedding(5, 2, padding_size=0), "padding_size 0"),
+        (lambda: head_of(0).tie_weights(head_of(1)), "cannot share the weight"),
+    ],
+)
+def test_what_makes_no_layer_is_refused(build: Any, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        build()
