@@ -50,6 +50,8 @@ class Traced:
     no steps. opaque: what the loader has to fill itself, by name, and why. stream: the entries that it needs for
     that, in storage order. loaded: what it returned, None where that were no names. fallback: why nothing could be
     traced, so that the whole checkpoint is streamed and its completeness is not proven; None where it could.
+    failed: whether that is an error of the loader's own, which it would most likely raise with values, too. failed_at:
+    the entry that it had then, if any.
     """
 
     plan: Plan
@@ -57,6 +59,8 @@ class Traced:
     stream: tuple[str, ...] = ()
     loaded: frozenset[str] | None = None
     fallback: str | None = None
+    failed: bool = False
+    failed_at: str | None = None
 
 
 def trace(
@@ -145,6 +149,8 @@ class _Run:
     kept: Mapping[str, frozenset[str]]
     unfollowed: str | None
     loaded: frozenset[str] | None
+    failed: bool = False
+    failed_at: str | None = None
 
 
 def _loader_of(model: nn.Module, given: LoadWeights | None) -> LoadWeights:
@@ -169,7 +175,13 @@ def _run(model: nn.Module, loader: LoadWeights, entries: Sequence[TensorEntry]) 
         }
     finally:
         saved.restore()
-    return _Run(memory, recorder.loose, kept, recorder.unfollowed, _names(result))
+    failed = isinstance(result, _Failed)
+    at = recorder.current if failed else None
+    return _Run(memory, recorder.loose, kept, recorder.unfollowed, _names(result), failed, at)
+
+
+class _Failed:
+    """What a loader returns that raises an error of its own."""
 
 
 def _names(result: Any) -> frozenset[str] | None:
@@ -187,11 +199,11 @@ def _under_watch(loader: LoadWeights, recorder: Recorder, entries: Sequence[Tens
     except CannotFollow:
         return None
     except Exception as error:  # noqa: BLE001 a loader may fail on meta in any way; with values it may not
+        if recorder.unfollowed is not None:
+            return None
         at = "" if recorder.current is None else f" at entry {shown(recorder.current)}"
-        recorder.unfollowed = (
-            recorder.unfollowed or f"fails without values{at}: {type(error).__name__}: {shown(str(error))}"
-        )
-        return None
+        recorder.unfollowed = f"fails without values{at}: {type(error).__name__}: {shown(str(error))}"
+        return _Failed()
 
 
 def _memory_of(model: nn.Module) -> dict[int, Memory]:
@@ -328,7 +340,7 @@ def _everything_streamed(target: Target, entries: Sequence[TensorEntry], run: _R
     streamed = all_streamed(
         target, [e.name for e in entries], f"everything is streamed, because the model's loader {why}"
     )
-    return replace(streamed, loaded=run.loaded, fallback=why)
+    return replace(streamed, loaded=run.loaded, fallback=why, failed=run.failed, failed_at=run.failed_at)
 
 
 def all_streamed(target: Target, entries: Iterable[str], reason: str) -> Traced:

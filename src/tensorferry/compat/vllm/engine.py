@@ -1,0 +1,113 @@
+"""What is taken from vLLM, and where it keeps it: nothing else here imports vLLM.
+
+Written for vLLM 0.32; what only some versions have is looked for.
+Nothing of vLLM is changed; the loader is registered as vLLM lets plug-ins do it.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from torch import nn
+from vllm.distributed import parallel_state
+from vllm.logger import init_logger
+from vllm.model_executor.model_loader import register_model_loader
+from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+
+from tensorferry.parallel import Agreement, Ranks
+
+__all__ = [
+    "BaseModelLoader",
+    "agreement",
+    "from_modelscope",
+    "has_default_scales",
+    "is_drafted",
+    "is_first_rank",
+    "log",
+    "quantizes_while_loading",
+    "register_model_loader",
+]
+
+log: logging.Logger = init_logger("vllm.tensorferry")
+"""vLLM's log: only loggers under its own name have its handlers."""
+
+
+def agreement(model_config: Any) -> Agreement:
+    """Return what the ranks that load this model do as one: all of the engine, those of other replicas left out.
+
+    Draft models are loaded by the last pipeline stage alone, so only its ranks agree on one.
+    """
+    group = _group(model_config)
+    if group is None:
+        return Agreement(Ranks())
+    return Agreement(Ranks(group.world_size, group.rank_in_group), group.cpu_group)
+
+
+def is_drafted(model_config: Any) -> bool:
+    """Whether this is not the model that is served, but one that drafts for it."""
+    config = _current_config()
+    return config is not None and getattr(config, "model_config", model_config) is not model_config
+
+
+def is_first_rank() -> bool:
+    """Whether this process is the first of its engine, which tells of progress for all."""
+    world = _world()
+    return world is None or world.rank_in_group == 0
+
+
+def quantizes_while_loading(model: nn.Module) -> bool:
+    """Whether layers of `model` have no memory yet, and are quantized by their own loaders when they are complete."""
+    return any(getattr(getattr(m, "quant_method", None), "uses_meta_device", False) for m in model.modules())
+
+
+def has_default_scales(module: nn.Module) -> bool:
+    """Whether `module` has scales for a key-value cache, which vLLM sets where the checkpoint has none."""
+    from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
+
+    return isinstance(getattr(module, "quant_method", None), BaseKVCacheMethod)
+
+
+def from_modelscope(name: str, revision: str | None) -> str | None:
+    """Return where vLLM has put the model `name` of ModelScope; None where it is not told to use that."""
+    try:
+        from vllm.model_executor.model_loader.weight_utils import maybe_download_from_modelscope
+    except ImportError:
+        return None
+    found: str | None = maybe_download_from_modelscope(name, revision)
+    return found
+
+
+def _group(model_config: Any) -> Any:
+    if is_drafted(model_config):
+        return _known("get_tp_group")
+    return _world()
+
+
+def _world() -> Any:
+    """Return the ranks of this engine, all its stages; those of data parallelism are engines of their own."""
+    config = _current_config()
+    replicas = 1 if config is None else config.parallel_config.data_parallel_size
+    if replicas == 1:
+        return _known("get_world_group")
+    return _known("get_inner_dp_world_group") or _known("get_tp_group")
+
+
+def _known(name: str) -> Any:
+    """Return the group that vLLM calls so; None where this version has no such group, or has not made it."""
+    found = getattr(parallel_state, name, None)
+    try:
+        return None if found is None else found()
+    except AssertionError:
+        return None
+
+
+def _current_config() -> Any:
+    from vllm import config
+
+    if hasattr(config, "get_current_vllm_config_or_none"):
+        return config.get_current_vllm_config_or_none()
+    try:
+        return config.get_current_vllm_config()
+    except AssertionError:
+        return None

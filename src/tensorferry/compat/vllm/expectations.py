@@ -1,0 +1,101 @@
+"""What of a vLLM model no checkpoint need hold, told from its modules: element-exact for everything else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from fractions import Fraction
+from math import prod
+from typing import Any
+
+from torch import nn
+
+from tensorferry.core.plan import Plan
+from tensorferry.modules.describe import Place, places
+from tensorferry.problems import Problem, ProblemKind
+
+__all__ = ["HasDefaultScales", "computed", "padded_only", "without_computed"]
+
+_SCALES = {"q_scale", "k_scale", "v_scale", "prob_scale"}
+_CONFIGURED = {"input_scale_ub"}
+"""Parameters whose values vLLM takes from the configuration."""
+
+HasDefaultScales = Callable[[nn.Module], bool]
+
+
+def computed(model: nn.Module, has_default_scales: HasDefaultScales) -> dict[str, str]:
+    """Return the tensors of `model` that have their values before anything is loaded, with where these are from.
+
+    These are buffers, which vLLM's constructors compute, except the statistics of batch norms; scales of a key-value
+    cache, which have a default; and what is taken from the configuration.
+    """
+    found: dict[str, str] = {}
+    for place in places(model):
+        if place.persistent and (why := _origin(place, has_default_scales)) is not None:
+            found[place.name] = why
+    return found
+
+
+def _origin(place: Place, has_default_scales: HasDefaultScales) -> str | None:
+    if not place.is_parameter:
+        is_statistic = isinstance(place.module, nn.modules.batchnorm._NormBase)
+        return None if is_statistic else "a buffer that the constructor fills"
+    if place.leaf in _SCALES and has_default_scales(place.module):
+        return "a scale of the key-value cache, which has a default"
+    return "set by the configuration" if place.leaf in _CONFIGURED else None
+
+
+def padded_only(model: nn.Module, plan: Plan) -> Plan:
+    """Return `plan` without the finding that experts are not filled where just their padding is left over.
+
+    Kernels may want experts of larger sizes than the checkpoint has; the layer says of which. The elements that are
+    filled must be exactly as many as that leaves.
+    """
+    shares = dict(_shares(model))
+    covered = _covered(plan) if shares else {}
+
+    def is_padding(problem: Problem) -> bool:
+        name = problem.subject
+        if problem.kind is not ProblemKind.MISSING or name not in shares or name not in plan.parameters:
+            return False
+        total = prod(plan.parameters[name].shape)
+        return covered.get(name, 0) in {total * share for share in shares[name]}
+
+    return _without(plan, is_padding)
+
+
+def _without(plan: Plan, is_settled: Callable[[Problem], bool]) -> Plan:
+    return replace(plan, problems=tuple(p for p in plan.problems if not is_settled(p)))
+
+
+def _shares(model: nn.Module) -> Iterator[tuple[str, set[Fraction]]]:
+    """Yield parameters of experts that are padded, with the shares of them that a checkpoint may fill."""
+    for prefix, module in model.named_modules():
+        config: Any = getattr(module, "moe_config", None)
+        hidden = _ratio(config, "hidden_dim")
+        inner = _ratio(config, "intermediate_size_per_partition")
+        shares = {hidden, inner, hidden * inner} - {Fraction(1)}
+        if shares:
+            dot = prefix + "." if prefix else ""
+            yield from ((dot + name, shares) for name, _ in module.named_parameters(recurse=False))
+
+
+def _ratio(config: Any, size: str) -> Fraction:
+    padded, wanted = getattr(config, size, None), getattr(config, f"{size}_unpadded", None)
+    if not isinstance(padded, int) or not isinstance(wanted, int) or not 0 < wanted <= padded:
+        return Fraction(1)
+    return Fraction(wanted, padded)
+
+
+def _covered(plan: Plan) -> Mapping[str, int]:
+    elements: Counter[str] = Counter()
+    for step in plan.steps:
+        elements[step.parameter] += step.into.size
+    return elements
+
+
+def without_computed(plan: Plan, names: Iterable[str]) -> Plan:
+    """Return `plan` without the finding that tensors are missing that have their values already."""
+    known = set(names)
+    return _without(plan, lambda p: p.kind is ProblemKind.MISSING and p.subject in known)

@@ -1,0 +1,102 @@
+"""The loader that vLLM gets for load format tensorferry. Its stages are vLLM's; what fills the model is ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from tensorferry import api
+from tensorferry.checkpoint import Checkpoint
+from tensorferry.compat.vllm import engine
+from tensorferry.compat.vllm.options import load_config, options_for
+from tensorferry.compat.vllm.planning import Planned, planned
+from tensorferry.compat.vllm.quantizing import stream_online
+from tensorferry.compat.vllm.reloading import Needs, needs_of, remember, restored
+from tensorferry.compat.vllm.sources import open_for, sources_of
+from tensorferry.compat.vllm.telling import progress_in, tell, warnings_in
+from tensorferry.loaders.sources import locate
+from tensorferry.progress import SILENT, Progress
+from tensorferry.report import Report
+from tensorferry.timing import timed
+
+__all__ = ["TensorferryLoader"]
+
+
+class TensorferryLoader(engine.BaseModelLoader):
+    """Fills models of vLLM by plan: each rank reads the bytes that its own parameters need.
+
+    vLLM builds the model, calls `load_weights`, and post-processes. The ``load_weights`` of the model is traced and
+    what it copies is read straight into its parameters; the rest is streamed through it. Nothing is written on any rank
+    before the plans of all ranks have no problem, and where one rank fails, all raise what it met.
+
+    Raises ConfigError for what `VllmOptions` does not know. report: of the last load, None before.
+    """
+
+    def __init__(self, load_config_: Any) -> None:
+        super().__init__(load_config_)
+        self.options = options_for(load_config_)
+        self.config = load_config(load_config_)
+        self.report: Report | None = None
+
+    def download_model(self, model_config: Any) -> None:
+        """Fetch the weights from the Hub, unless they are here."""
+        (source,) = sources_of(model_config, None, self._weights(model_config))
+        locate(source, self.config, self.config.load_format)
+
+    def load_weights(self, model: nn.Module, model_config: Any) -> None:
+        """Fill `model`. Raises LocateError, FormatError, PlanError, ReadError, FinalizeError, on all ranks the same."""
+        ranks = engine.agreement(model_config)
+        seconds: dict[str, float] = {}
+        with warnings_in(engine.log), ExitStack() as until_loaded:
+            with ranks.together():
+                with timed(seconds, "open"):
+                    checkpoint = until_loaded.enter_context(self._opened(model_config, model))
+                online = engine.quantizes_while_loading(model)
+                load = None if online else planned(model, checkpoint, self.config, engine.has_default_scales)
+            with ranks.together(touches=True):
+                if load is None:
+                    report = stream_online(model, checkpoint, self.config, self._progress)
+                else:
+                    report = self._run(model, load, ranks.watch)
+                    remember(model, load.own.traced, checkpoint.catalogue)
+        self.report = replace(report, seconds={**seconds, **report.seconds})
+        tell(engine.log, self.report, checkpoint.catalogue.nbytes)
+
+    def get_all_weights(self, model_config: Any, model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+        """Return all (name, tensor) for vLLM's ``reload_weights``; of a model that was loaded here, what it needs.
+
+        Values that this rank's plan does not need are not read, and are zero. The checkpoint is opened, and compared
+        with the plan, before this returns: PlanError says what does not fit, and nothing has been touched then.
+        """
+        ranks = engine.agreement(model_config)
+        with warnings_in(engine.log), ExitStack() as if_refused:
+            with ranks.together():
+                checkpoint = if_refused.enter_context(self._opened(model_config, model))
+                needs = needs_of(model, checkpoint)
+            if_refused.pop_all()
+        return self._restored(checkpoint, needs)
+
+    def _restored(self, checkpoint: Checkpoint, needs: Needs | None) -> Iterator[tuple[str, torch.Tensor]]:
+        with checkpoint, closing(restored(checkpoint, needs, self.config)) as tensors:
+            yield from tensors
+
+    def _run(self, model: nn.Module, load: Planned, watch: Any) -> Report:
+        own = load.own
+        report = api.run(model, own.prepared, executor=own.executor, progress=self._progress, watch=watch)
+        return replace(own.account(report), computed=tuple(load.computed), post_processed=())
+
+    def _opened(self, model_config: Any, model: nn.Module) -> Checkpoint:
+        return open_for(sources_of(model_config, model, self._weights(model_config)), self.config)
+
+    def _weights(self, model_config: Any) -> str | None:
+        return None if engine.is_drafted(model_config) else self.options.weights
+
+    @property
+    def _progress(self) -> Progress:
+        tells = getattr(self.load_config, "use_tqdm_on_load", True) and engine.is_first_rank()
+        return progress_in(engine.log) if tells else SILENT
