@@ -80,6 +80,18 @@ def test_life_06_no_rank_reads_the_file_of_another(pattern: Path) -> None:
         loaded(pattern, 1, 2)
 
 
+def test_life_06_a_number_of_another_width_is_another_file(pattern: Path) -> None:
+    pattern.with_name("model-001.tensors").rename(pattern.with_name("model-1.tensors"))
+    with pytest.raises(LocateError, match="files of ranks 0, for tp_size 1; none is of rank 1 of 2"):
+        loaded(pattern, 1, 2)
+
+
+@pytest.mark.parametrize("number", ["%d", "%3d"])
+def test_life_06_a_number_that_is_written_otherwise_is_said(number: str, pattern: Path) -> None:
+    with pytest.raises(ConfigError, match=f"{number} is no number of the rank: write %03d"):
+        loaded(pattern.with_name(f"model-{number}.tensors"), 0, 2)
+
+
 def test_life_06_a_wrong_key_is_denied_and_never_garbage(tmp_path: Path) -> None:
     write_tensorizer(tmp_path / "model.tensors", {"weight": new_tensor(WHOLE)}, key=bytes(range(32)))
     wrong = key_file(tmp_path / "wrong", bytes(32))

@@ -31,6 +31,7 @@ __all__ = ["TensorizerLoader", "TensorizerOptions"]
 
 _FILE = "model.tensors"
 _RANK = re.compile(r"%0(\d)d")
+_ANY_NUMBER = re.compile(r"%\d*d")
 _SCHEME = re.compile(r"[A-Za-z][\w+.-]*://")
 _MARKER = "vllm_tensorized_marker"
 """A tensor by which vLLM tells files of its own, whose weights have been post-processed."""
@@ -188,12 +189,14 @@ def _of_rank(uri: str, parallel: ParallelConfig) -> str:
     """
     numbers = _RANK.findall(uri)
     if not numbers:
+        if (odd := _ANY_NUMBER.search(uri)) and not Path(uri).expanduser().exists():
+            raise ConfigError(f"{shown(uri, 300)}: {odd[0]} is no number of the rank: write %03d, of so many digits")
         return uri
     path = Path(uri).expanduser()
     if len(numbers) > 1 or not _RANK.search(path.name):
         raise ConfigError(f"{shown(uri, 300)}: one %0Nd, in the name of the file, stands for the rank")
     width, mine, size = int(numbers[0]), parallel.tp_rank, parallel.tp_size
-    there = _ranks_beside(path)
+    there = _ranks_beside(path, width)
     found = f"{shown(uri, 300)}: there are files of {_listed(there)}, for tp_size {len(there)}"
     if mine not in there:
         raise LocateError(
@@ -206,11 +209,12 @@ def _of_rank(uri: str, parallel: ParallelConfig) -> str:
     return str(path.with_name(_RANK.sub(f"{mine:0{width}}", path.name)))
 
 
-def _ranks_beside(path: Path) -> set[int]:
+def _ranks_beside(path: Path, width: int) -> set[int]:
     before, _, after = _RANK.split(path.name, maxsplit=1)
-    pattern = re.compile(re.escape(before) + r"(\d+)" + re.escape(after))
+    pattern = re.compile(f"{re.escape(before)}([0-9]{{{width},}}){re.escape(after)}")
     files = path.parent.iterdir() if path.parent.is_dir() else ()
-    return {int(match[1]) for file in files if (match := pattern.fullmatch(file.name))}
+    found = (match[1] for file in files if (match := pattern.fullmatch(file.name)))
+    return {int(digits) for digits in found if digits == f"{int(digits):0{width}}"}
 
 
 def _listed(ranks: Iterable[int]) -> str:

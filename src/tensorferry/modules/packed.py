@@ -65,6 +65,9 @@ class PackedParameter(nn.Parameter):
         made: Self = memo[id(self)]
         return made
 
+    def __reduce_ex__(self, protocol: object) -> tuple[type[Self], tuple[PackedTensor]]:
+        return type(self), (self.packed,)
+
     def __repr__(self) -> str:  # type: ignore[override]
         return f"PackedParameter({self.dtype_of_blocks} {self.packed.shape})"
 

@@ -103,8 +103,10 @@ class PackedTensor:
         """Return the numbers, in new memory, of shape `shape`, rounded once to `dtype`, a floating type.
 
         device: where they are made; the packed bytes travel. None: where these are. Raises UnsupportedDtype where
-        nothing here decodes the type.
+        nothing here decodes the type, and ConfigError for a `dtype` that is not floating.
         """
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise ConfigError(f"dtype {dtype!r}: a floating torch.dtype is expected, such as torch.bfloat16")
         out = torch.empty(self.shape, dtype=dtype, device=device or self.blocks.device)
         decode_into(self.dtype, self.blocks, out)
         return out

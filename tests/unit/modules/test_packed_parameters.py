@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -253,3 +254,12 @@ def test_copies_keep_type_and_blocks() -> None:
     assert other.w.packed.dtype == DTYPES["Q8_0"]
     assert torch.equal(other.w, model.w)
     assert other.w.data_ptr() != model.w.data_ptr()
+
+
+def test_a_module_that_was_pickled_keeps_type_and_blocks() -> None:
+    model: Any = Holder(parameter(device="cpu"))
+    model.w.fill_(3)
+    other = pickle.loads(pickle.dumps(model))
+    assert isinstance(other.w, PackedParameter)
+    assert other.w.packed.dtype == DTYPES["Q8_0"]
+    assert torch.equal(other.w, model.w)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -92,6 +93,12 @@ def test_numbers_are_rounded_once_and_made_where_they_are_wanted() -> None:
     assert whole.dequantize(device="meta").device.type == "meta"
     with pytest.raises(UnsupportedDtype, match="Q8_1 blocks cannot be dequantized"):
         PackedTensor(torch.zeros(1, 36, dtype=torch.uint8), DTYPES["Q8_1"]).dequantize()
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.complex64, "float16", None])
+def test_numbers_are_of_a_floating_type(dtype: Any) -> None:
+    with pytest.raises(ConfigError, match=r"a floating torch\.dtype is expected"):
+        packed(6, 64).dequantize(dtype)
 
 
 @pytest.mark.parametrize("blocks", [torch.zeros(6, 33, dtype=torch.uint8), torch.zeros(34), torch.tensor(1).byte()])
