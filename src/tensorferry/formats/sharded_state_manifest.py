@@ -32,6 +32,7 @@ MAX_MANIFEST_BYTES = 64 << 20
 
 _VERSION = 1
 _MEMBER_LIMIT = 4 << 20  # characters of anything but the tensors, and of one tensor
+_MAX_DEPTH = 100  # or names of nothing but dots would take forever
 _MAX_TENSORS = 1 << 18
 _MAX_PARTS = 1 << 16
 _WINDOW = 1 << 20
@@ -224,8 +225,10 @@ def _refuse_contradictions(manifest: Manifest) -> None:
 
 
 def _modules_around(name: str) -> Iterator[str]:
-    """Yield the names of the modules that a tensor is in, the whole model last."""
-    while name:
+    """Yield the names of the modules that a tensor is in, the whole model last, up to a depth that no model has."""
+    for _ in range(_MAX_DEPTH):
+        if not name:
+            return
         name = name.rpartition(".")[0]
         yield name
 

@@ -135,3 +135,8 @@ def test_changes_without_a_module_that_was_processed_contradict_themselves(
 ) -> None:
     saved(tmp_path / "state")
     refused(tmp_path / "state", {"post_processed": processed}, CorruptFile, "no module around it was processed")
+
+
+def test_a_name_of_nothing_but_dots_is_refused_at_once(tmp_path: Path) -> None:
+    saved(tmp_path / "state")
+    refused(tmp_path / "state", {"unset": ["." * 500_000]}, CorruptFile, "no module around it was processed")
