@@ -10,7 +10,7 @@ WEIGHTS := $(or $(TENSORFERRY_WEIGHTS),.cache/weights)
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
-.PHONY: help venv weights demo test check format-check lint types imports spelling format bench docs clean
+.PHONY: help venv weights demo test check format-check lint types imports spelling format bench bench-peers docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -58,8 +58,11 @@ format: $(READY) ## format the code, and mend what ruff can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(READY) ## run every benchmark
+bench: $(READY) bench-peers ## run every benchmark
 	set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script; done
+
+bench-peers: $(READY) ## measure other loaders beside this one; PEERS are options, such as PEERS="--size small"
+	env -u OMP_NUM_THREADS $(BIN)/python -m benchmarks.peers $(PEERS)
 
 docs: $(READY) ## run the examples of the documentation, and build it as a site into build/site
 	$(BIN)/python -m pytest tests/docs -m 'not weights'

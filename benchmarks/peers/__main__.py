@@ -12,6 +12,7 @@ from datetime import date
 from fnmatch import fnmatch
 from itertools import product
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks.peers.contestant import Contestant, all_contestants
@@ -35,8 +36,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with Servers(pythons, options.threads) as servers:
         jobs = [job for job in jobs if not _reason(servers, job[1], skipped)]
         records = list(_measured(servers, jobs, options))
-    about = {"size": options.size, "rounds": options.rounds, "threads": options.threads, "skipped": skipped}
-    run = {"date": str(date.today()), "machine": described(), "dropped_caches": options.drop_caches, **about}
+    load = median(r["load"] for r in records) if records else 0.0
+    about = {"size": options.size, "rounds": options.rounds, "threads": options.threads, "load": load}
+    run = {
+        "date": str(date.today()),
+        "machine": described(),
+        "dropped_caches": options.drop_caches,
+        **about,
+        "skipped": skipped,
+    }
     run |= {"bytes": {work: bytes_of(WORKS[work], options.size) for work in options.works}, "records": records}
     write_results(run, options.results)
     return int(any("error" in r for r in records))
@@ -48,6 +56,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--size", choices=SIZES, default="large", help="of the checkpoints: 3 GiB, about 0.6 GiB, or a few MiB")
     add("--rounds", type=int, default=5)
     add("--works", type=lambda t: t.split(","), default=list(WORKS), help=f"of {','.join(WORKS)}")
+    add("--caches", type=lambda t: t.split(","), default=["cold", "warm"], help="states of the page cache")
     add("--only", type=lambda t: t.split(","), help="contestants, as patterns of names; limits are always there")
     add("--vllm", action="store_true", help="vLLM's iterators as well; its environment takes half a gigabyte")
     add("--cache", type=Path, default=ROOT / ".cache" / "peers", help="where checkpoints and environments are kept")
@@ -88,7 +97,7 @@ def _chosen(contestant: Contestant, options: argparse.Namespace) -> bool:
 
 def _write_checkpoints(jobs: Sequence[tuple[str, Contestant]], options: argparse.Namespace, python: Path) -> None:
     """Write what the jobs need and is not there yet, and the small ones for warming up."""
-    for size, work in product(("toy", options.size), dict.fromkeys(w for w, _ in jobs)):
+    for size, work in product(dict.fromkeys(("toy", options.size)), dict.fromkeys(w for w, _ in jobs)):
         family = WORKS[work].family
         families = {c.family or family for w, c in jobs if w == work} | (
             {family} if family == "gguf" else {"safetensors"}
@@ -111,17 +120,24 @@ def _measured(
 ) -> Iterator[dict[str, Any]]:
     """Do each work in rounds, in each of which every contestant has its turn; the first one is another every time."""
     failed: set[tuple[str, str]] = set()
-    for work in options.works:
-        turns = [(cache, c) for cache in WORKS[work].caches for w, c in jobs if w == work and cache in c.caches]
-        for number in range(options.rounds):
-            first = number * 7 % len(turns) if turns else 0
-            for cache, contestant in turns[first:] + turns[:first]:
-                if (work, contestant.name) in failed:
-                    continue
+    for work, number in product(options.works, range(options.rounds)):
+        turns = [
+            (cache, c)
+            for cache in options.caches
+            for w, c in jobs
+            if w == work and cache in {*c.caches} & {*WORKS[work].caches}
+        ]
+        first = number * 7 % len(turns) if turns else 0
+        for cache, contestant in turns[first:] + turns[:first]:
+            if (work, contestant.name) in failed:
+                continue
+            try:
                 record = _one(servers, contestant, work, cache, number, options)
-                if "error" in record:
-                    failed.add((work, contestant.name))
-                yield record
+            except KeyboardInterrupt:
+                return  # what there is, is written
+            if "error" in record:
+                failed.add((work, contestant.name))
+            yield record
 
 
 def _one(
@@ -132,7 +148,7 @@ def _one(
         "drop": options.drop_caches,
     }  # fmt: skip
     told = servers.measure(contestant, job)
-    about = {"work": work, "cache": cache, "contestant": contestant.name, "round": number}
+    about = {"work": work, "cache": cache, "contestant": contestant.name, "round": number, "load": os.getloadavg()[0]}
     if "error" in told:
         print(f"{work:7} {cache:4} {contestant.name:36} FAILED: {told['error']}", told.pop("trace", ""), flush=True)
     else:
@@ -141,7 +157,7 @@ def _one(
             f" {told['disk'] / 2**20:8.0f} MiB read {told['anonymous'] / 2**20:8.0f} MiB anonymous",
             flush=True,
         )
-    return {**about, **told}
+    return {**about, **{k: round(v, 4) if isinstance(v, float) else v for k, v in told.items()}}
 
 
 if __name__ == "__main__":

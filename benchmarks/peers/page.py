@@ -61,13 +61,13 @@ def _parts(told: Mapping[str, Any], run: Run, contestants: Mapping[str, Contesta
 def _about(told: Mapping[str, Any]) -> str:
     dropped = "the whole page cache dropped" if told["dropped_caches"] else "the files dropped from the page cache"
     return (
-        f"{told['date']}, {told['machine']}; {told['rounds']} rounds in turns, checkpoints of size {told['size']}, "
-        f"torch with {told['threads']} threads. Cold: {dropped}. Medians; every load is of a process of its own, with "
-        "imports and preallocation outside of the time, and ends with the same bytes, compared by digest. *Own memory*: "
-        "the loader brings the memory of the parameters. *Of the limit*: round by round, of the fastest raw read of the "
-        "same bytes when cold, and of the fastest page-cache read into fresh memory when warm. *Extra memory*: most "
-        "anonymous memory at once, beyond the parameters. Written by `python -m benchmarks.peers`; see "
-        "[how it is measured](../peers/README.md)."
+        f"{told['date']}, {told['machine']}, whose load was {told['load']:.1f}; {told['rounds']} rounds in turns, "
+        f"checkpoints of size {told['size']}, torch with {told['threads']} threads. Cold: {dropped}. Medians; every "
+        "load has a process of its own, imports and preallocation are not timed, and all end with the same bytes, "
+        "compared by digest. *Own memory*: the loader brings the memory of the parameters. *Of the limit*: round by "
+        "round, of the fastest raw read of the same bytes when cold, of the fastest page-cache read into fresh memory "
+        "when warm. *Extra memory*: most anonymous memory at once, beyond the parameters. Written by "
+        "`python -m benchmarks.peers`; see [how it is measured](../peers/README.md)."
     )
 
 

@@ -88,7 +88,8 @@ class Run:
         """Return the ratio of two (work, cache, contestant), round by round; None where they share no round.
 
         >>> about = {"work": "full", "cache": "cold", "round": 0}
-        >>> Run([{**about, "contestant": c, "seconds": s} for c, s in (("a", 3), ("b", 2))]).ratio(("full", "cold", "a"), ("full", "cold", "b")).value
+        >>> run = Run([{**about, "contestant": c, "seconds": s} for c, s in (("a", 3), ("b", 2))])
+        >>> run.ratio(("full", "cold", "a"), ("full", "cold", "b")).value
         1.5
         """
         return self._ratio(one, other, lambda a, b: a[key] / b[key] if b[key] else float("inf"))
