@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, overload
 
 from tensorferry.config import Folders, ReadOptions, folders
-from tensorferry.core.catalogue import Catalogue, TensorEntry, refuse_unknown
+from tensorferry.core.catalogue import TensorEntry, refuse_unknown
 from tensorferry.core.dtypes import Kind
 from tensorferry.core.names import nearest
 from tensorferry.errors import AccessDenied, ConfigError, LocateError, PlanError, shown
-from tensorferry.formats.base import Selection
 from tensorferry.formats.opening import Opened, open_files
-from tensorferry.storage.base import Storage, SupportsMap
+from tensorferry.storage.base import SupportsMap
 
 if TYPE_CHECKING:
     import torch
@@ -41,32 +40,19 @@ class OpeningOptions(TypedDict, total=False):
     encryption_keyfile: str | os.PathLike[str] | None
 
 
-class Checkpoint:
-    """A checkpoint whose headers have been read and validated. Close it, or use it as a context manager."""
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Checkpoint(Opened):
+    """A checkpoint whose headers have been read and validated. Close it, or use it as a context manager.
 
-    def __init__(self, opened: Opened, options: ReadOptions) -> None:
-        self._opened = opened
-        self.options = options
+    Fields as in `Opened`, and options: how its tensors are read.
+    """
 
-    @property
-    def catalogue(self) -> Catalogue:
-        """The entries, in storage order."""
-        return self._opened.catalogue
+    options: ReadOptions = field(default_factory=ReadOptions)
 
-    @property
-    def selection(self) -> Selection:
-        """Which files are the checkpoint, and why."""
-        return self._opened.selection
-
-    @property
-    def storage(self) -> Storage:
-        """Where the bytes are read from."""
-        return self._opened.storage
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What the caller should be told, one sentence each."""
-        return self._opened.warnings
+    @classmethod
+    def of(cls, opened: Opened, options: ReadOptions) -> Self:
+        """Return what was opened, to be read with `options`."""
+        return cls(opened.storage, opened.selection, opened.catalogue, options)
 
     @property
     def uri(self) -> str:
@@ -130,16 +116,6 @@ class Checkpoint:
         (entry,) = self._chosen([name])
         values = read_entry(self.storage, entry)
         return _with_type(entry, values) if packed else values
-
-    def close(self) -> None:
-        """Release the files; idempotent. The catalogue stays."""
-        self._opened.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<Checkpoint {shown(self.uri, 300)}: {self.catalogue!r}>"
@@ -216,7 +192,7 @@ def open_checkpoint(
         links_to=folders("links_to", links_to),
         encryption_keyfile=encryption_keyfile,
     )
-    return Checkpoint(opened, options or ReadOptions())
+    return Checkpoint.of(opened, options or ReadOptions())
 
 
 def refuse_unknown_options(function: Callable[..., Any], given: Collection[str]) -> None:

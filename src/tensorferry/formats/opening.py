@@ -65,9 +65,14 @@ As module and function, called with storage and a function that returns the sele
 _SHOWN_ERRORS = 5
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Opened:
-    """An open checkpoint. Use it as a context manager, or close it: the catalogue stays, nothing more is read."""
+    """A checkpoint whose headers have been read and validated. Close it, or use it as a context manager.
+
+    storage: where the bytes are read from. selection: which files are the checkpoint, and why. catalogue: the entries,
+    in storage order, which stay when it is closed. Reading them is for `tensorferry.checkpoint.Checkpoint`, which is
+    one of these with options for reading.
+    """
 
     storage: Storage
     selection: Selection

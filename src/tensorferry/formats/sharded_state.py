@@ -13,10 +13,10 @@ from tensorferry.core.catalogue import Catalogue, Span, TensorEntry
 from tensorferry.errors import ConfigError, CorruptFile, FormatError, LocateError, shown
 from tensorferry.formats.base import Selection
 from tensorferry.formats.sharded_state_join import alias_entries, joined_entries
-from tensorferry.formats.sharded_state_manifest import FORMAT, Manifest, read_manifest
+from tensorferry.formats.sharded_state_manifest import FORMAT, RankManifest, read_manifest
 from tensorferry.formats.sharded_state_names import (
     PartNames,
-    Ranks,
+    RankNumbers,
     manifest_name,
     manifests_in,
     written_by_a_rank,
@@ -53,7 +53,7 @@ def select_state(storage: Storage, otherwise: Callable[[], Selection]) -> Select
     return select_all(storage, read_all(storage))
 
 
-def select_all(storage: Storage, manifests: Sequence[Manifest]) -> Selection:
+def select_all(storage: Storage, manifests: Sequence[RankManifest]) -> Selection:
     """Return the files that the manifests of all ranks name; raises as `select_rank` does."""
     chosen = [file for manifest in manifests for file in _files_of(storage, manifest)]
     sizes = ", ".join(f"{what} {size}" for what, size in manifests[0].ranks.sizes.items() if size > 1)
@@ -63,7 +63,7 @@ def select_all(storage: Storage, manifests: Sequence[Manifest]) -> Selection:
 
 
 def _select_only(storage: Storage, files: Sequence[File]) -> Selection:
-    names = PartNames.of(None, Ranks())
+    names = PartNames.of(None, RankNumbers())
     others = [f.path for f in files if written_by_a_rank(f.path) and names.number(f.path) is None]
     if others:
         listed = few(map(shown, others), 3)
@@ -75,7 +75,7 @@ def _select_only(storage: Storage, files: Sequence[File]) -> Selection:
     return select_rank(storage, names)
 
 
-def select_rank(storage: Storage, names: PartNames, manifest: Manifest | None = None) -> Selection:
+def select_rank(storage: Storage, names: PartNames, manifest: RankManifest | None = None) -> Selection:
     """Return the files of one rank, those that its manifest names where it has one.
 
     Raises LocateError where files are missing, naming what is there instead; CorruptFile for a file of another size
@@ -91,7 +91,7 @@ def select_rank(storage: Storage, names: PartNames, manifest: Manifest | None = 
     return Selection("safetensors", tuple(chosen), reason, layout="sharded-rank")
 
 
-def _files_of(storage: Storage, manifest: Manifest) -> list[File]:
+def _files_of(storage: Storage, manifest: RankManifest) -> list[File]:
     there = {file.path for file in storage.list()}
     found = []
     for name, size in manifest.files.items():
@@ -111,7 +111,7 @@ def _files_of(storage: Storage, manifest: Manifest) -> list[File]:
     return found
 
 
-def read_all(storage: Storage) -> list[Manifest]:
+def read_all(storage: Storage) -> list[RankManifest]:
     """Return the manifests of all ranks, in their order.
 
     Raises CorruptFile and UnknownFormat for one that cannot be believed, FormatError where they are not of one state,
@@ -136,7 +136,7 @@ def read_all(storage: Storage) -> list[Manifest]:
     return [members[key] for key in sorted(members)]
 
 
-def _refuse_unlike(where: str, one: Manifest, other: Manifest) -> None:
+def _refuse_unlike(where: str, one: RankManifest, other: RankManifest) -> None:
     def differ(what: str, first: object, second: object) -> FormatError:
         return FormatError(
             f"{where}: manifests of different states: {what} {first} for {one.ranks}, {second} for {other.ranks}:"
@@ -159,7 +159,7 @@ def one_rank(storage: Storage, selection: Selection, parts: Sequence[Catalogue])
     return rank_catalogue(None, parts)
 
 
-def rank_catalogue(manifest: Manifest | None, parts: Sequence[Catalogue]) -> Catalogue:
+def rank_catalogue(manifest: RankManifest | None, parts: Sequence[Catalogue]) -> Catalogue:
     """Return one catalogue of a rank's parts, held against the manifest.
 
     Raises FormatError for a tensor that is there twice; CorruptFile for parts that are of another save than the
@@ -176,7 +176,7 @@ def rank_catalogue(manifest: Manifest | None, parts: Sequence[Catalogue]) -> Cat
     return whole
 
 
-def _refuse_torn(manifest: Manifest | None, parts: Sequence[Catalogue]) -> None:
+def _refuse_torn(manifest: RankManifest | None, parts: Sequence[Catalogue]) -> None:
     for part in parts:
         state = part.metadata.get(FORMAT)
         if manifest is None and state is not None:
@@ -191,7 +191,7 @@ def _refuse_torn(manifest: Manifest | None, parts: Sequence[Catalogue]) -> None:
             )
 
 
-def _refuse_other_tensors(manifest: Manifest, whole: Catalogue) -> None:
+def _refuse_other_tensors(manifest: RankManifest, whole: Catalogue) -> None:
     name = manifest_name(manifest.ranks)
     for tensor in manifest.tensors.keys() ^ whole.keys():
         has, lacks = (name, "its files lack it") if tensor in manifest.tensors else ("a file", f"{name} does not")
@@ -222,7 +222,7 @@ def join(storage: Storage, selection: Selection, parts: Sequence[Catalogue]) -> 
     )
 
 
-def joined(manifests: Sequence[Manifest], parts: Sequence[Catalogue]) -> Catalogue:
+def joined(manifests: Sequence[RankManifest], parts: Sequence[Catalogue]) -> Catalogue:
     """Return the whole tensors that ranks hold, of which `parts` are the files, rank by rank.
 
     A tensor of a layer that declares slots comes as one entry for each, called ``parameter[slot]``. Raises FormatError

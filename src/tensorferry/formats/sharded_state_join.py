@@ -17,19 +17,19 @@ from tensorferry.core.cutting import in_blocks
 from tensorferry.core.dtypes import DType
 from tensorferry.core.target import Slot
 from tensorferry.errors import FormatError, shown
-from tensorferry.formats.sharded_state_manifest import Manifest, SavedTensor
-from tensorferry.formats.sharded_state_names import Ranks
+from tensorferry.formats.sharded_state_manifest import RankManifest, SavedTensor
+from tensorferry.formats.sharded_state_names import RankNumbers
 
-__all__ = ["Held", "alias_entries", "joined_entries", "slot_name", "strides_in"]
+__all__ = ["HeldTensor", "alias_entries", "joined_entries", "slot_name", "strides_in"]
 
 _MAX_PIECES = 1 << 11
 """Windows that may make up one tensor, so that finding out whether they overlap stays quick."""
 
 
-class Held(NamedTuple):
+class HeldTensor(NamedTuple):
     """A tensor as one rank holds it: what the manifest says, and where its bytes are, row-major."""
 
-    ranks: Ranks
+    ranks: RankNumbers
     tensor: SavedTensor
     span: Span
 
@@ -43,16 +43,16 @@ def slot_name(parameter: str, slot: str) -> str:
     return f"{parameter}[{slot}]" if slot else parameter
 
 
-def joined_entries(manifests: Sequence[Manifest], spans: Sequence[Mapping[str, Span]]) -> Iterator[TensorEntry]:
+def joined_entries(manifests: Sequence[RankManifest], spans: Sequence[Mapping[str, Span]]) -> Iterator[TensorEntry]:
     """Yield a whole tensor for every slot of every parameter that a rank holds, in the order in which they come first.
 
     spans: of each manifest's tensors. What several ranks hold alike is taken of the first one. Raises FormatError where
     the parts do not make up whole tensors, or nothing says how they do.
     """
-    held: dict[str, list[Held]] = {}
+    held: dict[str, list[HeldTensor]] = {}
     for manifest, where in zip(manifests, spans, strict=True):
         for name, tensor in manifest.tensors.items():
-            held.setdefault(name, []).append(Held(manifest.ranks, tensor, where[name]))
+            held.setdefault(name, []).append(HeldTensor(manifest.ranks, tensor, where[name]))
     for name, several in held.items():
         _refuse_unlike(name, several)
         if several[0].tensor.slots is None:
@@ -62,7 +62,7 @@ def joined_entries(manifests: Sequence[Manifest], spans: Sequence[Mapping[str, S
 
 
 def alias_entries(
-    whole: Mapping[str, TensorEntry], manifests: Sequence[Manifest], aliases: Mapping[str, str]
+    whole: Mapping[str, TensorEntry], manifests: Sequence[RankManifest], aliases: Mapping[str, str]
 ) -> Iterator[TensorEntry]:
     """Yield the entries that tied tensors have in `whole`, once more under their other names.
 
@@ -78,7 +78,7 @@ def alias_entries(
                 yield replace(whole[slot_name(owner, slot)], name=slot_name(alias, slot))
 
 
-def _refuse_unlike(name: str, several: Sequence[Held]) -> None:
+def _refuse_unlike(name: str, several: Sequence[HeldTensor]) -> None:
     """Raise FormatError for a tensor that was laid out anew, or that ranks hold as different things."""
     first = several[0]
     if any(h.tensor.processed for h in several):
@@ -96,7 +96,7 @@ def _refuse_unlike(name: str, several: Sequence[Held]) -> None:
             )
 
 
-def _replicated(name: str, several: Sequence[Held]) -> TensorEntry:
+def _replicated(name: str, several: Sequence[HeldTensor]) -> TensorEntry:
     """Return a tensor whose layer declares nothing, so that all copies must be alike."""
     first = several[0]
     for other in several[1:]:
@@ -111,8 +111,8 @@ def _replicated(name: str, several: Sequence[Held]) -> TensorEntry:
     return TensorEntry(name, first.tensor.dtype, first.tensor.shape, (Chunk(None, first.span),))
 
 
-def _by_slot(name: str, several: Sequence[Held]) -> Iterator[TensorEntry]:
-    slots: dict[str, list[tuple[Held, Slot]]] = {}
+def _by_slot(name: str, several: Sequence[HeldTensor]) -> Iterator[TensorEntry]:
+    slots: dict[str, list[tuple[HeldTensor, Slot]]] = {}
     for held in several:
         for slot, declared in (held.tensor.slots or {}).items():
             slots.setdefault(slot, []).append((held, declared))
@@ -120,11 +120,11 @@ def _by_slot(name: str, several: Sequence[Held]) -> Iterator[TensorEntry]:
         yield _whole(slot_name(name, slot), parts)
 
 
-def _whole(name: str, parts: Sequence[tuple[Held, Slot]]) -> TensorEntry:
+def _whole(name: str, parts: Sequence[tuple[HeldTensor, Slot]]) -> TensorEntry:
     """Return the logical tensor that `parts` are windows of."""
     first, declared = parts[0]
     logical, dtype = declared.logical, first.tensor.dtype
-    chunks: dict[Box, tuple[Ranks, Chunk]] = {}
+    chunks: dict[Box, tuple[RankNumbers, Chunk]] = {}
     for held, slot in parts:
         if slot.logical != logical:
             raise FormatError(
@@ -142,7 +142,7 @@ def _whole(name: str, parts: Sequence[tuple[Held, Slot]]) -> TensorEntry:
     return TensorEntry(name, dtype, logical, tuple(found))
 
 
-def _refuse_untiled(name: str, logical: Shape, boxes: Mapping[Box, Ranks]) -> None:
+def _refuse_untiled(name: str, logical: Shape, boxes: Mapping[Box, RankNumbers]) -> None:
     """Raise FormatError unless `boxes` are all of a tensor of shape `logical`, each element once."""
     if len(boxes) > _MAX_PIECES:
         raise FormatError(f"{shown(name)} lies in {len(boxes):,} parts, and at most {_MAX_PIECES:,} are put together")
@@ -171,7 +171,7 @@ def _edge(box: Box, dim: int) -> tuple[int, int]:
     return box.start[dim], box.stop[dim]
 
 
-def _chunk(name: str, held: Held, slot: Slot) -> Chunk | None:
+def _chunk(name: str, held: HeldTensor, slot: Slot) -> Chunk | None:
     """Return where the window of a slot is, and which bytes it is made of; None for an empty one."""
     if not slot.window.size:
         return None

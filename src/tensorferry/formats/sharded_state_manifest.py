@@ -17,12 +17,12 @@ from tensorferry.core.target import Slot, TargetTensor
 from tensorferry.core.transforms import TensorSpec
 from tensorferry.errors import ConfigError, CorruptFile, UnknownFormat, shown
 from tensorferry.formats.safetensors import MAX_RANK, SAFETENSORS_DTYPES, fills_bytes
-from tensorferry.formats.sharded_state_names import PartNames, Ranks, manifest_name
+from tensorferry.formats.sharded_state_names import PartNames, RankNumbers, manifest_name
 from tensorferry.formats.strict_json import JsonStream, json_kind, refuse_ambiguous
 from tensorferry.storage.base import File, Storage
 from tensorferry.storage.reading import read_bytes
 
-__all__ = ["FORMAT", "MAX_MANIFEST_BYTES", "Manifest", "SavedTensor", "manifest_json", "read_manifest"]
+__all__ = ["FORMAT", "MAX_MANIFEST_BYTES", "RankManifest", "SavedTensor", "manifest_json", "read_manifest"]
 
 FORMAT = "tensorferry-sharded-state"
 """What a manifest calls itself, and the key under which each part names the save that it belongs to."""
@@ -67,7 +67,7 @@ class SavedTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class RankManifest:
     """What one rank saved.
 
     pattern: of the names of its parts; parts: the size of each, in bytes. state: the save that they belong to, a text
@@ -77,7 +77,7 @@ class Manifest:
     they were before, None for nothing. unset: names that are registered and None, in modules with hooks.
     """
 
-    ranks: Ranks
+    ranks: RankNumbers
     pattern: str
     parts: tuple[int, ...]
     state: str
@@ -97,7 +97,7 @@ class Manifest:
         return {names.name(n): size for n, size in enumerate(self.parts)}
 
 
-def manifest_json(manifest: Manifest) -> Iterator[bytes]:
+def manifest_json(manifest: RankManifest) -> Iterator[bytes]:
     """Yield `manifest` as JSON, piece by piece; the tensors come last, one a line."""
     head = {
         "format": FORMAT,
@@ -121,7 +121,7 @@ def manifest_json(manifest: Manifest) -> Iterator[bytes]:
     yield b"\n}}\n"
 
 
-def read_manifest(storage: Storage, file: File) -> Manifest:
+def read_manifest(storage: Storage, file: File) -> RankManifest:
     """Return the manifest in `file`, checked but for what it says of other files.
 
     It is read in pieces up to its first fault. Raises CorruptFile where it is malformed or contradicts itself or its
@@ -185,14 +185,14 @@ def _tensors(stream: JsonStream, what: str) -> dict[str, SavedTensor]:
     return found
 
 
-def _manifest(fields: Mapping[str, Any]) -> Manifest:
+def _manifest(fields: Mapping[str, Any]) -> RankManifest:
     ranks = _ranks_in(fields.get("parallel"))
     try:
         pattern = PartNames.of(_text(fields.get("pattern"), "pattern"), ranks).pattern
     except ConfigError as error:
         raise ValueError(str(error)) from None
     processed = fields.get("post_processed")
-    manifest = Manifest(
+    manifest = RankManifest(
         ranks=ranks,
         pattern=pattern,
         parts=_numbers(fields.get("parts"), "parts", most=_MAX_PARTS),
@@ -210,7 +210,7 @@ def _manifest(fields: Mapping[str, Any]) -> Manifest:
     return manifest
 
 
-def _refuse_contradictions(manifest: Manifest) -> None:
+def _refuse_contradictions(manifest: RankManifest) -> None:
     if not manifest.parts:
         raise ValueError("parts: at least one is expected")
     if len(manifest.parts) > 1 and PartNames(manifest.pattern, manifest.ranks).one_file:
@@ -309,11 +309,11 @@ def _slot_in(value: object, shape: Shape) -> Slot:
     return Slot(local, lists[3], window)
 
 
-def _ranks_in(value: object) -> Ranks:
-    fields = _members(value, "parallel", known=Ranks._fields)
+def _ranks_in(value: object) -> RankNumbers:
+    fields = _members(value, "parallel", known=RankNumbers._fields)
     if any(isinstance(n, bool) or not isinstance(n, int) for n in fields.values()):
         raise ValueError("parallel: numbers are expected")
-    ranks = Ranks(**fields)
+    ranks = RankNumbers(**fields)
     if ranks.fault:
         raise ValueError(f"parallel: {ranks.fault}")
     return ranks

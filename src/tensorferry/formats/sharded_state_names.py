@@ -21,7 +21,7 @@ __all__ = [
     "PIPELINE_PATTERN",
     "RANK_PATTERN",
     "PartNames",
-    "Ranks",
+    "RankNumbers",
     "manifest_name",
     "manifests_in",
     "written_by_a_rank",
@@ -41,7 +41,7 @@ _MAX_RANKS = 1 << 16
 _LISTED = 4
 
 
-class Ranks(NamedTuple):
+class RankNumbers(NamedTuple):
     """How many ranks share a model, by tensor, expert and pipeline parallelism, and which of them one is."""
 
     tp_size: int = 1
@@ -97,15 +97,15 @@ class PartNames:
     """
 
     pattern: str
-    ranks: Ranks
+    ranks: RankNumbers
 
     @classmethod
-    def of(cls, pattern: str | None, ranks: Ranks) -> PartNames:
+    def of(cls, pattern: str | None, ranks: RankNumbers) -> PartNames:
         """Return the names after `pattern`, or after the usual one for that many ranks.
 
         Raises ConfigError for a pattern in which two ranks or two parts would have one name, or that is no file name.
 
-        >>> PartNames.of(None, Ranks(tp_size=2, tp_rank=1)).name(0)
+        >>> PartNames.of(None, RankNumbers(tp_size=2, tp_rank=1)).name(0)
         'model-rank-1-part-0.safetensors'
         """
         text = _usual(ranks) if pattern is None else pattern
@@ -130,7 +130,7 @@ class PartNames:
     def number(self, path: str) -> int | None:
         """Return which part of this rank the file `path` is, or None if it is none.
 
-        >>> PartNames.of(None, Ranks(16, 1)).number("model-rank-10-part-0.safetensors")
+        >>> PartNames.of(None, RankNumbers(16, 1)).number("model-rank-10-part-0.safetensors")
         """
         values = {field: re.escape(value) for field, value in self._values().items()}
         match = _regex(self.pattern, values | {"part": f"(?P<part>{_NUMBER})"}).fullmatch(path)
@@ -172,10 +172,10 @@ class PartNames:
         return f"There is: {few(map(shown, sorted(others, key=natural_key)), _LISTED)}."
 
 
-def manifest_name(ranks: Ranks) -> str:
+def manifest_name(ranks: RankNumbers) -> str:
     """Return the name of a rank's manifest.
 
-    >>> manifest_name(Ranks(tp_size=4, tp_rank=3))
+    >>> manifest_name(RankNumbers(tp_size=4, tp_rank=3))
     'tensorferry-sharded-state-pp-0-tp-3-ep-0.json'
     """
     return f"tensorferry-sharded-state-pp-{ranks.pp_rank}-tp-{ranks.tp_rank}-ep-{ranks.ep_rank}.json"
@@ -196,7 +196,7 @@ def written_by_a_rank(path: str) -> bool:
     return any(_regex(pattern, dict.fromkeys([*_FIELDS, "part"], _NUMBER)).fullmatch(path) for pattern in usual)
 
 
-def _usual(ranks: Ranks) -> str:
+def _usual(ranks: RankNumbers) -> str:
     if ranks.spread:
         return _PIPELINED_EXPERTS if ranks.pp_size > 1 else EXPERT_PATTERN
     return PIPELINE_PATTERN if ranks.pp_size > 1 else RANK_PATTERN
@@ -238,7 +238,7 @@ def _fault_of_name(pattern: str) -> str:
     return ""
 
 
-def _fault_of_fields(fields: set[str], ranks: Ranks) -> str:
+def _fault_of_fields(fields: set[str], ranks: RankNumbers) -> str:
     """Return what makes ranks of `ranks` share a name, or ""."""
     has_tp = bool(fields & {"tp_rank", "rank"})
     if ranks.pp_size > 1 and "pp_rank" not in fields:

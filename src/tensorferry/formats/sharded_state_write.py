@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tensorferry.formats.safetensors_write import planned_file, shards_of, write_safetensors
-from tensorferry.formats.sharded_state_manifest import FORMAT, Manifest, SavedTensor, manifest_json
-from tensorferry.formats.sharded_state_names import PartNames, Ranks, manifest_name
+from tensorferry.formats.sharded_state_manifest import FORMAT, RankManifest, SavedTensor, manifest_json
+from tensorferry.formats.sharded_state_names import PartNames, RankNumbers, manifest_name
 from tensorferry.formats.writing import NewFile, NewTensor, new_file
 
 __all__ = ["ShardedStateWriter"]
@@ -31,7 +31,7 @@ class ShardedStateWriter:
         state = "0" * 2 * _STATE_BYTES
         parts = self._parts(tensors, metadata, max_shard_size, state)
         size = sum(map(len, manifest_json(_manifest(tensors, [p.nbytes for p in parts], state))))
-        return [*parts, NewFile(manifest_name(Ranks()), size)]
+        return [*parts, NewFile(manifest_name(RankNumbers()), size)]
 
     def write(
         self,
@@ -44,7 +44,7 @@ class ShardedStateWriter:
         """Write the parts and their manifest; see `CheckpointWriter`."""
         state = secrets.token_hex(_STATE_BYTES)
         parts = self._parts(tensors, metadata, max_shard_size, state)
-        manifest = manifest_name(Ranks())
+        manifest = manifest_name(RankNumbers())
         (folder / manifest).unlink(missing_ok=True)  # or it would belong to other parts for a while
         for name, _, held in parts:
             write_safetensors(folder / name, {n: tensors[n] for n in held}, metadata={**metadata, FORMAT: state})
@@ -56,13 +56,13 @@ class ShardedStateWriter:
     def _parts(
         self, tensors: Mapping[str, NewTensor], metadata: Mapping[str, str], most: int | None, state: str
     ) -> list[NewFile]:
-        names = PartNames.of(None, Ranks())
+        names = PartNames.of(None, RankNumbers())
         shards = list(shards_of(tensors, most)) or [[]]
         return [
             planned_file(names.name(n), tensors, shard, {**metadata, FORMAT: state}) for n, shard in enumerate(shards)
         ]
 
 
-def _manifest(tensors: Mapping[str, NewTensor], sizes: Sequence[int], state: str) -> Manifest:
+def _manifest(tensors: Mapping[str, NewTensor], sizes: Sequence[int], state: str) -> RankManifest:
     saved = {name: SavedTensor(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
-    return Manifest(Ranks(), PartNames.of(None, Ranks()).pattern, tuple(sizes), state, saved)
+    return RankManifest(RankNumbers(), PartNames.of(None, RankNumbers()).pattern, tuple(sizes), state, saved)

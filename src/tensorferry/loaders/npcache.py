@@ -112,7 +112,7 @@ def _usable(opening: Callable[[], Opened]) -> Opened | None:
 
 def _build(originals: Opened, folder: Path, options: ReadOptions) -> None:
     catalogue, storage = originals.catalogue, originals.storage
-    with closing(Checkpoint(originals, options).tensors()) as values:
+    with closing(Checkpoint.of(originals, options).tensors()) as values:
         tensors = {e.name: NewTensor(e.dtype, e.shape, _bytes_of_next(values)) for e in catalogue.values()}
         write_npcache(
             folder,

@@ -16,12 +16,12 @@ from tensorferry.core.target import Target, TargetTensor, owner_of
 from tensorferry.core.transforms import Concat
 from tensorferry.formats.opening import Opened
 from tensorferry.formats.sharded_state_join import alias_entries, slot_name
-from tensorferry.formats.sharded_state_manifest import Manifest, SavedTensor
+from tensorferry.formats.sharded_state_manifest import RankManifest, SavedTensor
 
 __all__ = ["other_types", "reshard_rules", "with_aliases"]
 
 
-def with_aliases(opened: Opened, manifests: Sequence[Manifest], target: Target) -> Opened:
+def with_aliases(opened: Opened, manifests: Sequence[RankManifest], target: Target) -> Opened:
     """Return what was opened with entries for tensors that were saved as tied to others, and are not tied here."""
     aliases = {alias: owner for manifest in manifests for alias, owner in manifest.aliases.items()}
     needed = [a for a in aliases if a in target and target[a].alias_of is None]
@@ -31,7 +31,7 @@ def with_aliases(opened: Opened, manifests: Sequence[Manifest], target: Target) 
     return replace(opened, catalogue=opened.catalogue.replacing((*opened.catalogue.values(), *entries)))
 
 
-def other_types(target: Target, manifests: Sequence[Manifest]) -> list[str]:
+def other_types(target: Target, manifests: Sequence[RankManifest]) -> list[str]:
     """Return the parameters that were saved as another type than the model has, with both."""
     saved = {name: tensor.dtype for manifest in manifests for name, tensor in manifest.tensors.items()}
     saved |= {alias: saved[owner] for manifest in manifests for alias, owner in manifest.aliases.items()}
@@ -39,7 +39,7 @@ def other_types(target: Target, manifests: Sequence[Manifest]) -> list[str]:
     return [f"{name}: saved as {one}, the model has {other}" for name, one, other in both if one not in (None, other)]
 
 
-def reshard_rules(model: nn.Module, target: Target, manifests: Sequence[Manifest], *, stage: bool) -> RuleSet:
+def reshard_rules(model: nn.Module, target: Target, manifests: Sequence[RankManifest], *, stage: bool) -> RuleSet:
     """Return the rules by which a state that was put together fills `target`.
 
     stage: whether the model is one of several pipeline stages, so that tensors of the others are none of its own.

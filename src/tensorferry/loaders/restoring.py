@@ -13,7 +13,7 @@ from tensorferry.core.plan import Strictness
 from tensorferry.core.target import Slot, Target, TargetTensor, owner_of
 from tensorferry.core.transforms import TensorSpec
 from tensorferry.errors import ConfigError, shown
-from tensorferry.formats.sharded_state_manifest import Manifest
+from tensorferry.formats.sharded_state_manifest import RankManifest, SavedTensor
 from tensorferry.loaders.saving import method_of
 from tensorferry.modules.describe import places
 
@@ -33,7 +33,7 @@ class Restored:
     removed: tuple[str, ...]
 
 
-def restored(target: Target, manifest: Manifest) -> Restored:
+def restored(target: Target, manifest: RankManifest) -> Restored:
     """Return what a model that is described by `target` and fits `manifest` takes to be as it was saved."""
     changed, tensors = manifest.changed, manifest.tensors
     gone = tuple(n for n in changed if n in target and n not in tensors and n not in manifest.aliases)
@@ -43,7 +43,7 @@ def restored(target: Target, manifest: Manifest) -> Restored:
     return Restored(kept | added | dict(_tied_anew(target, manifest, wanted)), wanted, gone)
 
 
-def _tied_anew(target: Target, manifest: Manifest, wanted: Collection[str]) -> Iterator[tuple[str, TargetTensor]]:
+def _tied_anew(target: Target, manifest: RankManifest, wanted: Collection[str]) -> Iterator[tuple[str, TargetTensor]]:
     """Yield the tensors that post-processing has tied to one that it made, as aliases of that."""
     for alias, owner in manifest.aliases.items():
         own = all(name not in target or target[name].alias_of is None for name in (alias, owner))
@@ -52,7 +52,7 @@ def _tied_anew(target: Target, manifest: Manifest, wanted: Collection[str]) -> I
             yield alias, TargetTensor(alias, saved.dtype, saved.shape, alias_of=owner)
 
 
-def _kept(tensor: TargetTensor, manifest: Manifest) -> TargetTensor:
+def _kept(tensor: TargetTensor, manifest: RankManifest) -> TargetTensor:
     """Return a tensor of the model as something to be filled with just what was saved of it, if it is no alias."""
     saved = manifest.tensors.get(manifest.aliases.get(tensor.name, tensor.name))
     if tensor.alias_of is not None:
@@ -60,7 +60,7 @@ def _kept(tensor: TargetTensor, manifest: Manifest) -> TargetTensor:
     return TargetTensor.plain(tensor.name, tensor.dtype, tensor.shape) if saved is None else saved.alone(tensor.name)
 
 
-def refuse_other_method(model: nn.Module, manifest: Manifest, asked: str | None) -> None:
+def refuse_other_method(model: nn.Module, manifest: RankManifest, asked: str | None) -> None:
     """Raise ConfigError where the state is of another quantization than the model, or than was `asked` for."""
     if asked is not None and asked != manifest.quantization:
         saved = shown(repr(manifest.quantization))
@@ -75,12 +75,12 @@ def refuse_other_method(model: nn.Module, manifest: Manifest, asked: str | None)
             )
 
 
-def misfits(model: nn.Module, target: Target, manifest: Manifest, strict: Strictness) -> list[str]:
+def misfits(model: nn.Module, target: Target, manifest: RankManifest, strict: Strictness) -> list[str]:
     """Return what of the model is not as it was saved, by name, with both sides."""
     return [*_of_model(target, manifest, strict), *_of_state(model, target, manifest), *_unfit_names(model, manifest)]
 
 
-def _of_model(target: Target, manifest: Manifest, strict: Strictness) -> Iterator[str]:
+def _of_model(target: Target, manifest: RankManifest, strict: Strictness) -> Iterator[str]:
     for name, tensor in target.items():
         if tensor.alias_of is not None:
             continue
@@ -94,7 +94,7 @@ def _of_model(target: Target, manifest: Manifest, strict: Strictness) -> Iterato
             yield f"{name}: saved as {' and then '.join(map(_said, forms))}, the model has {_said(now)}"
 
 
-def _of_state(model: nn.Module, target: Target, manifest: Manifest) -> Iterator[str]:
+def _of_state(model: nn.Module, target: Target, manifest: RankManifest) -> Iterator[str]:
     modules = {name for name, _ in model.named_modules()}
     for name in manifest.tensors:
         added = name in manifest.changed and manifest.changed[name] is None
@@ -102,7 +102,7 @@ def _of_state(model: nn.Module, target: Target, manifest: Manifest) -> Iterator[
             yield f"{shown(name)}: the model lacks it"
 
 
-def _unfit_names(model: nn.Module, manifest: Manifest) -> Iterator[str]:
+def _unfit_names(model: nn.Module, manifest: RankManifest) -> Iterator[str]:
     """Yield where tensors that post-processing has left would have to hang, and none can."""
     laid = [name for name in manifest.changed if name in manifest.tensors]
     for name in (*laid, *(alias for alias, owner in manifest.aliases.items() if owner in manifest.changed)):
@@ -126,10 +126,12 @@ def _said(spec: TensorSpec) -> str:
     return f"{spec.dtype} {list(spec.shape)}"
 
 
-def other_layout(target: Target, manifest: Manifest) -> str:
+def other_layout(target: Target, manifest: RankManifest) -> str:
     """Return what layers lay out otherwise than when they were saved, in one clause, or ""."""
     for name, saved in manifest.tensors.items():
         tensor = target.get(owner_of(target, name))
+        if tensor is not None and saved.shape != tensor.shape and _is_whole_of(saved, tensor):
+            return f"{shown(name)} was saved whole, as {list(saved.shape)}, and lies in {list(tensor.shape)} here"
         if tensor is None or saved.slots is None or saved.shape != tensor.shape:
             continue
         for slot in dict.fromkeys((*saved.slots, *tensor.slots)):
@@ -138,6 +140,12 @@ def other_layout(target: Target, manifest: Manifest) -> str:
                 where = f"{shown(name)}[{shown(slot)}]" if slot else shown(name)
                 return f"{where} was saved as {_words(one)}, and is {_words(other)} here"
     return ""
+
+
+def _is_whole_of(saved: SavedTensor, tensor: TargetTensor) -> bool:
+    """Whether what was saved is the logical tensor of the only slot of `tensor`, as converting writes it."""
+    logical = [slot.logical for slot in tensor.slots.values()]
+    return saved.slots is None and not saved.processed and logical == [saved.shape]
 
 
 _Window = tuple[Region, Shape, Region]

@@ -17,8 +17,8 @@ from tensorferry.core.target import TargetTensor, owner_of
 from tensorferry.errors import ConfigError, FormatError, shown
 from tensorferry.formats.safetensors import SAFETENSORS_DTYPES
 from tensorferry.formats.safetensors_write import write_safetensors
-from tensorferry.formats.sharded_state_manifest import FORMAT, Manifest, SavedTensor, manifest_json
-from tensorferry.formats.sharded_state_names import PartNames, Ranks, manifest_name
+from tensorferry.formats.sharded_state_manifest import FORMAT, RankManifest, SavedTensor, manifest_json
+from tensorferry.formats.sharded_state_names import PartNames, RankNumbers, manifest_name
 from tensorferry.formats.writing import NewTensor, new_file
 from tensorferry.modules.describe import DeclaresSlots, Place, describe, places
 from tensorferry.modules.finalize import hooked_modules
@@ -71,9 +71,9 @@ def save_sharded_state(
     return _Save(path, model, ranks, names, saved, post_processed).write(split, quantization, label)
 
 
-def ranks_of(parallel: ParallelConfig) -> Ranks:
+def ranks_of(parallel: ParallelConfig) -> RankNumbers:
     """Return the ranks that a configuration says, as formats know them."""
-    return Ranks(*(getattr(parallel, field) for field in Ranks._fields))
+    return RankNumbers(*(getattr(parallel, field) for field in RankNumbers._fields))
 
 
 def method_of(module: nn.Module) -> str:
@@ -107,7 +107,7 @@ class _Save:
         self,
         folder: Path,
         model: nn.Module,
-        ranks: Ranks,
+        ranks: RankNumbers,
         names: PartNames,
         saved: Mapping[str, _Owner],
         post_processed: bool,
@@ -155,10 +155,10 @@ class _Save:
     def _compares(self, name: str) -> bool:
         return self.ranks.members > 1 and self.saved[name].place.name not in self.declared
 
-    def _manifest(self, sizes: Sequence[int], quantization: str | None, label: str) -> Manifest:
+    def _manifest(self, sizes: Sequence[int], quantization: str | None, label: str) -> RankManifest:
         methods = {name: method_of(module) for name, module in self.model.named_modules() if method_of(module)}
         changes = {} if self.hooked is None else changes_of(self.model)
-        return Manifest(
+        return RankManifest(
             ranks=self.ranks,
             pattern=self.names.pattern,
             parts=tuple(sizes),

@@ -19,8 +19,14 @@ from tensorferry.errors import ConfigError, FormatError, LocateError, Tensorferr
 from tensorferry.formats.file_names import is_side_file
 from tensorferry.formats.opening import Opened, open_selection
 from tensorferry.formats.sharded_state import joined, rank_catalogue, read_all, select_all, select_rank
-from tensorferry.formats.sharded_state_manifest import Manifest, read_manifest
-from tensorferry.formats.sharded_state_names import PartNames, Ranks, manifest_name, manifests_in, written_by_a_rank
+from tensorferry.formats.sharded_state_manifest import RankManifest, read_manifest
+from tensorferry.formats.sharded_state_names import (
+    PartNames,
+    RankNumbers,
+    manifest_name,
+    manifests_in,
+    written_by_a_rank,
+)
 from tensorferry.loaders import building
 from tensorferry.loaders.base import BaseModelLoader
 from tensorferry.loaders.reading import OwnReading, Reading
@@ -135,7 +141,7 @@ class ShardedStateLoader(BaseModelLoader):
         plain = {n: t if t.alias_of is not None else TargetTensor.plain(n, t.dtype, t.shape) for n, t in kept.items()}
         return _Load(opened, plain, hooked if processed else ())
 
-    def _as_saved(self, storage: LocalStorage, model: nn.Module, target: Target, manifest: Manifest) -> _Load:
+    def _as_saved(self, storage: LocalStorage, model: nn.Module, target: Target, manifest: RankManifest) -> _Load:
         wrong = misfits(model, target, manifest, self.load_config.strictness)
         _refuse(storage, wrong)
         selection = select_rank(storage, PartNames(manifest.pattern, manifest.ranks), manifest)
@@ -162,7 +168,7 @@ class ShardedStateLoader(BaseModelLoader):
 
     def _run(self, model: nn.Module, load: _Load) -> Report:
         strict = replace(self.load_config.strictness, unexpected="error")
-        checkpoint = Checkpoint(load.opened, self.load_config.reading)
+        checkpoint = Checkpoint.of(load.opened, self.load_config.reading)
         prepared = api.prepare(model, checkpoint, target=load.target, rules=load.rules, strict=strict)
         notes = (*prepared.notes, *load.notes)
         prepared = replace(prepared, processed=load.processed, derive=_derive(model), notes=notes)
@@ -180,10 +186,10 @@ class ShardedStateLoader(BaseModelLoader):
         return OwnReading(self.load_config)
 
     @property
-    def _ranks(self) -> Ranks:
+    def _ranks(self) -> RankNumbers:
         return ranks_of(self.load_config.parallel)
 
-    def _refuse_other_pattern(self, manifest: Manifest) -> None:
+    def _refuse_other_pattern(self, manifest: RankManifest) -> None:
         if self.options.pattern not in (None, manifest.pattern):
             raise ConfigError(
                 f"the state was saved with the pattern {shown(manifest.pattern)!r}, and the load asks for"
@@ -216,7 +222,7 @@ class _Load:
     target: Target
     processed: tuple[str, ...]
     rules: RuleSet = field(default_factory=RuleSet)
-    layout: tuple[Restored, Manifest] | None = None
+    layout: tuple[Restored, RankManifest] | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -227,7 +233,7 @@ def _laid_out(model: nn.Module, load: _Load) -> set[str]:
     return lay_out(model, found.wanted, manifest.aliases, found.removed, manifest.unset)
 
 
-def _other_sizes(saved: Ranks, asked: Ranks) -> str:
+def _other_sizes(saved: RankNumbers, asked: RankNumbers) -> str:
     """Return in which sizes two divisions differ, with both, or ""."""
     pairs = ((what, size, asked.sizes[what]) for what, size in saved.sizes.items())
     return "; ".join(f"saved for {what} {one}, load asks for {two}" for what, one, two in pairs if one != two)

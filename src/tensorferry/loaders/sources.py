@@ -126,7 +126,7 @@ def open_sources(
             opened.append(one)
         joined = _joined(sources, opened)
         until_all_are_open.pop_all()
-    return Checkpoint(joined, options)
+    return Checkpoint.of(joined, options)
 
 
 def sieve(checkpoint: Checkpoint, wanted: NameFilter) -> tuple[Checkpoint, dict[str, str]]:
@@ -134,8 +134,7 @@ def sieve(checkpoint: Checkpoint, wanted: NameFilter) -> tuple[Checkpoint, dict[
     kept = [entry for entry in checkpoint.catalogue.values() if wanted(entry.name)]
     names = {entry.name for entry in kept}
     dropped = dict.fromkeys((n for n in checkpoint.catalogue if n not in names), "left out by weight_name_filter")
-    opened = Opened(checkpoint.storage, checkpoint.selection, checkpoint.catalogue.replacing(kept))
-    return Checkpoint(opened, checkpoint.options), dropped
+    return replace(checkpoint, catalogue=checkpoint.catalogue.replacing(kept)), dropped
 
 
 def _joined(sources: Sequence[Source], opened: Sequence[Opened]) -> Opened:

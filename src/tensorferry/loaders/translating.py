@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib import import_module
 
 from tensorferry.checkpoint import Checkpoint
 from tensorferry.core.catalogue import Catalogue
 from tensorferry.core.mapped import Mapped
-from tensorferry.formats.opening import Opened
 from tensorferry.storage.base import Storage
 
 __all__ = ["TRANSLATORS", "Translator", "translate"]
@@ -33,6 +33,5 @@ def translate(checkpoint: Checkpoint) -> tuple[Checkpoint, Mapping[str, str]]:
         translator: Translator = getattr(import_module(module), name)
         mapped = translator(checkpoint.storage, checkpoint.catalogue)
         if mapped is not None:
-            opened = Opened(checkpoint.storage, checkpoint.selection, mapped.catalogue)
-            return Checkpoint(opened, checkpoint.options), mapped.dropped
+            return replace(checkpoint, catalogue=mapped.catalogue), mapped.dropped
     return checkpoint, {}

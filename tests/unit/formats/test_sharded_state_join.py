@@ -13,12 +13,12 @@ from tensorferry.core.catalogue import Chunk, Span
 from tensorferry.core.dtypes import DTYPES
 from tensorferry.core.target import Slot
 from tensorferry.formats.sharded_state_join import joined_entries, strides_in
-from tensorferry.formats.sharded_state_manifest import Manifest, SavedTensor
-from tensorferry.formats.sharded_state_names import Ranks
+from tensorferry.formats.sharded_state_manifest import RankManifest, SavedTensor
+from tensorferry.formats.sharded_state_names import RankNumbers
 
 
-def manifest(rank: int, tensor: SavedTensor) -> Manifest:
-    return Manifest(Ranks(2, rank), "", (1,), "", {"w": tensor})
+def manifest(rank: int, tensor: SavedTensor) -> RankManifest:
+    return RankManifest(RankNumbers(2, rank), "", (1,), "", {"w": tensor})
 
 
 def test_columns_of_two_ranks_are_two_strided_boxes() -> None:

@@ -141,9 +141,7 @@ def test_a_stream_yields_tensors_that_stay(executor: LibraryExecutor, tmp_path: 
 
 
 def _checkpoint(storage: LocalStorage, entries: list[TensorEntry]) -> Checkpoint:
-    from tensorferry.config import ReadOptions
     from tensorferry.formats.base import Selection
-    from tensorferry.formats.opening import Opened
 
     catalogue = Catalogue(entries, format="safetensors", files=[f.path for f in storage.list()])
-    return Checkpoint(Opened(storage, Selection("safetensors", tuple(storage.list()), ""), catalogue), ReadOptions())
+    return Checkpoint(storage, Selection("safetensors", tuple(storage.list()), ""), catalogue)
