@@ -22,7 +22,7 @@ from tensorferry.core.planning import make_plan
 from tensorferry.core.ruleset import RuleSet
 from tensorferry.core.schedule import Schedule
 from tensorferry.core.target import TargetTensor
-from tensorferry.loaders.third_party.batches import Batch
+from tensorferry.loaders.third_party.batches import FileBatch
 from tensorferry.loaders.third_party.executor import COMMON_TYPES, LibraryExecutor, Tensors
 from tensorferry.loaders.third_party.fastsafetensors import FastsafetensorsExecutor
 from tensorferry.loaders.third_party.runai import RunaiExecutor
@@ -79,12 +79,12 @@ class Recorded(LibraryExecutor):
     def __init__(self, inner: LibraryExecutor) -> None:
         self.inner = inner
         self.name, self.dtypes, self.borrowed = inner.name, inner.dtypes, inner.borrowed
-        self.asked: list[Batch] = []
+        self.asked: list[FileBatch] = []
 
-    def check(self, wanted: Sequence[Batch]) -> None:
+    def check(self, wanted: Sequence[FileBatch]) -> None:
         self.inner.check(wanted)
 
-    def tensors(self, batch: Batch) -> Tensors:
+    def tensors(self, batch: FileBatch) -> Tensors:
         self.asked.append(batch)
         yield from self.inner.tensors(batch)
 
@@ -94,7 +94,7 @@ class Borrowing(LibraryExecutor):
 
     name, dtypes, borrowed = "borrowing", COMMON_TYPES, True
 
-    def tensors(self, batch: Batch) -> Tensors:
+    def tensors(self, batch: FileBatch) -> Tensors:
         for path in batch.paths:
             with safe_open(path, "pt") as opened:
                 for name in opened.keys():  # noqa: SIM118 - it is no mapping

@@ -22,11 +22,11 @@ from tensorferry.progress import Progress
 from tensorferry.report import Report
 from tensorferry.verify import verify_files
 
-__all__ = ["Wanted", "load_checkpoint", "plan_checkpoint", "plan_ranks", "refuse_unusable"]
+__all__ = ["WantedModel", "load_checkpoint", "plan_checkpoint", "plan_ranks", "refuse_unusable"]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedModel:
     """A model that is to be loaded, and how strictly. path: as it was given, or a name on the Hub.
 
     auto_class: the class of transformers to build, instead of what config.json names. opening: options of
@@ -41,13 +41,13 @@ class Wanted:
     opening: Mapping[str, Any]
 
 
-def plan_checkpoint(wanted: Wanted) -> Plan:
+def plan_checkpoint(wanted: WantedModel) -> Plan:
     """Return the plan of loading what is `wanted`. Touches nothing."""
     with _prepared(wanted) as (_, prepared):
         return prepared.plan
 
 
-def plan_ranks(wanted: Wanted, *, tp: int, ep: int, pp: int, rank: str) -> ClusterPlan:
+def plan_ranks(wanted: WantedModel, *, tp: int, ep: int, pp: int, rank: str) -> ClusterPlan:
     """Return the plans of all ranks of such a cluster, or of the one whose number `rank` is. Touches nothing."""
     ranks = ParallelConfig.every_rank(tp_size=tp, ep_size=ep, pp_size=pp)
     if rank != "all":
@@ -60,7 +60,7 @@ def plan_ranks(wanted: Wanted, *, tp: int, ep: int, pp: int, rank: str) -> Clust
     )  # fmt: skip
 
 
-def load_checkpoint(wanted: Wanted, *, device: str, verify: bool, progress: Progress) -> Report:
+def load_checkpoint(wanted: WantedModel, *, device: str, verify: bool, progress: Progress) -> Report:
     """Load what is `wanted`, drop the model, and return the report."""
     refuse_unusable(device)
     with _prepared(wanted) as (model, prepared):
@@ -76,7 +76,7 @@ def refuse_unusable(device: str) -> None:
 
 
 @contextmanager
-def _prepared(wanted: Wanted) -> Iterator[tuple[nn.Module, Prepared]]:
+def _prepared(wanted: WantedModel) -> Iterator[tuple[nn.Module, Prepared]]:
     path = local_path(str(wanted.path), revision=wanted.revision, **wanted.opening)
     with open_checkpoint(path, **wanted.opening) as checkpoint:
         model, notes = build_model(

@@ -159,9 +159,9 @@ def plan_command(
     model do not fit, with every problem. With --tp, --ep or --pp, for every rank of a cluster: what it would read,
     hold and stage.
     """
-    from tensorferry.cli.loading import Wanted, plan_checkpoint, plan_ranks
+    from tensorferry.cli.loading import WantedModel, plan_checkpoint, plan_ranks
 
-    wanted = Wanted(path, dtype, auto_class, revision, _strictness(strict), opening)
+    wanted = WantedModel(path, dtype, auto_class, revision, _strictness(strict), opening)
     if (tp, ep, pp) != (1, 1, 1):
         planned = plan_ranks(wanted, tp=tp, ep=ep, pp=pp, rank=rank)
         if as_json:
@@ -204,9 +204,9 @@ def load_command(
 ) -> None:
     """Load the transformers model that config.json names, and print the report."""
     _refuse_without_folder(page)
-    from tensorferry.cli.loading import Wanted, load_checkpoint
+    from tensorferry.cli.loading import WantedModel, load_checkpoint
 
-    wanted = Wanted(path, dtype, auto_class, revision, _strictness(strict), opening)
+    wanted = WantedModel(path, dtype, auto_class, revision, _strictness(strict), opening)
     report = load_checkpoint(wanted, device=device, verify=check, progress=_progress(quiet))
     if as_json:
         click.echo(report.to_json())

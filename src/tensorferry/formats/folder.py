@@ -22,11 +22,11 @@ from tensorferry.formats.file_names import (
 )
 from tensorferry.storage.base import File
 
-__all__ = ["Folder"]
+__all__ = ["FolderFiles"]
 
 
 @dataclass(frozen=True, slots=True)
-class Folder:
+class FolderFiles:
     """The files directly in `path` ("" for the top) of a listing, without dot files.
 
     where: the place, in words. weights, indexes, others: its files by name. excluded: weight files that a pattern of
@@ -56,7 +56,7 @@ class Folder:
         where: str,
         stat: Callable[[str], File] | None,
         nested: Callable[[], Iterable[str]],
-    ) -> Folder:
+    ) -> FolderFiles:
         """Sort the files of a listing that lie directly in `path`, leaving out what `ignore_patterns` match."""
         by_path = {file.path: file for file in files}
         excluded = frozenset(p for p in by_path if _is_excluded(p, ignore_patterns))

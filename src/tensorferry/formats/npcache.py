@@ -21,9 +21,9 @@ from tensorferry.formats.npcache_record import (
     FOLDER,
     NAMES,
     RECORD,
-    Held,
-    Record,
-    Source,
+    CachedTensor,
+    CacheRecord,
+    SourceFile,
     path_of,
     read_names,
     read_record,
@@ -42,7 +42,7 @@ _HOW = "get_model_loader(LoadConfig(load_format='npcache')) builds it, and so do
 class CacheSelection(Selection):
     """A cache as what is to be read. record: ours, if there is one. originals: what lies beside it, if anything."""
 
-    record: Record | None = None
+    record: CacheRecord | None = None
     originals: Selection | None = None
 
 
@@ -71,10 +71,10 @@ def select_npcache(storage: Storage, choose: Callable[[], Selection]) -> CacheSe
     )
 
 
-def sources_of(storage: Storage, originals: Selection) -> tuple[Source, ...]:
+def sources_of(storage: Storage, originals: Selection) -> tuple[SourceFile, ...]:
     """Return what tells the files of a checkpoint, its index among them, from others and from later ones."""
     index = [storage.stat(originals.index_file)] if originals.index_file is not None else []
-    return tuple(Source(file.path, file.size, _mtime(file)) for file in (*index, *originals.files))
+    return tuple(SourceFile(file.path, file.size, _mtime(file)) for file in (*index, *originals.files))
 
 
 def catalogue_of(storage: Storage, selection: Selection, parts: Sequence[Catalogue]) -> Catalogue:
@@ -139,7 +139,7 @@ def _is_weights(file: File) -> bool:
     return index is not None or (weights is not None and not weights.role)
 
 
-def _contents(storage: Storage, originals: Selection | None) -> tuple[Record | None, list[str], File]:
+def _contents(storage: Storage, originals: Selection | None) -> tuple[CacheRecord | None, list[str], File]:
     """Return our record, if there is one, the names of the cache's files, and the list of these."""
     try:
         listed = storage.stat(path_of(NAMES))
@@ -159,7 +159,7 @@ def _contents(storage: Storage, originals: Selection | None) -> tuple[Record | N
     return record, names, listed
 
 
-def _ours(storage: Storage, record: Record, now: Sequence[Source]) -> Iterator[str]:
+def _ours(storage: Storage, record: CacheRecord, now: Sequence[SourceFile]) -> Iterator[str]:
     """Yield warnings about a cache that says what it was made of; LocateError where that is not what is there."""
     if now and tuple(record.sources) != tuple(now):
         raise LocateError(f"{shown(storage.uri, 300)}: {FOLDER}/ is stale: {_change(record.sources, now)}; {_HOW}")
@@ -167,7 +167,7 @@ def _ours(storage: Storage, record: Record, now: Sequence[Source]) -> Iterator[s
         yield f"{_listed(s.name for s in record.sources)}, of which {FOLDER}/ was made, cannot be compared: not there"
 
 
-def _foreign(storage: Storage, listed: File, now: Sequence[Source]) -> Iterator[str]:
+def _foreign(storage: Storage, listed: File, now: Sequence[SourceFile]) -> Iterator[str]:
     """Yield warnings about a cache of another program; LocateError where its list is not younger than all sources."""
     for source in now:
         if source.mtime_ns >= _mtime(listed):
@@ -181,7 +181,7 @@ def _foreign(storage: Storage, listed: File, now: Sequence[Source]) -> Iterator[
     yield f"{FOLDER}/ has no {RECORD} that says what it was made of: {why}"
 
 
-def _as_told(array: TensorEntry, told: Held, storage: Storage) -> TensorEntry:
+def _as_told(array: TensorEntry, told: CachedTensor, storage: Storage) -> TensorEntry:
     """Return `array` as the tensor that the record says it is."""
     expected = array_type(told.dtype), array_shape(told.dtype, told.shape)
     strided = array.chunks[0].strides is not None and told.dtype.block > 1
@@ -219,7 +219,7 @@ def _kind(kind: _Kind | None) -> str:
     return "absent" if kind is None else f"{kind[0]} {list(kind[1])}"
 
 
-def _change(before: Sequence[Source], now: Sequence[Source]) -> str:
+def _change(before: Sequence[SourceFile], now: Sequence[SourceFile]) -> str:
     """Return in words the first difference between what a cache was made of and what is there."""
     known = {source.name: source for source in before}
     for source in now:

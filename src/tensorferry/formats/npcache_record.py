@@ -24,9 +24,9 @@ __all__ = [
     "MAX_TENSORS",
     "NAMES",
     "RECORD",
-    "Held",
-    "Record",
-    "Source",
+    "CacheRecord",
+    "CachedTensor",
+    "SourceFile",
     "file_name_of",
     "names_bytes",
     "path_of",
@@ -61,7 +61,7 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _QUOTED = re.compile(r"[/\\\0%:]")
 
 
-class Source(NamedTuple):
+class SourceFile(NamedTuple):
     """A file that a cache was made of. mtime_ns: when it was last written to, in nanoseconds since 1970."""
 
     name: str
@@ -69,7 +69,7 @@ class Source(NamedTuple):
     mtime_ns: int
 
 
-class Held(NamedTuple):
+class CachedTensor(NamedTuple):
     """A tensor of a cache: its name, and type and shape as the model has them."""
 
     name: str
@@ -78,11 +78,11 @@ class Held(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class CacheRecord:
     """What a cache says of itself. tensors: by the name of the file, in order. sources: what it was made of."""
 
-    tensors: Mapping[str, Held]
-    sources: Sequence[Source] = ()
+    tensors: Mapping[str, CachedTensor]
+    sources: Sequence[SourceFile] = ()
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -130,7 +130,7 @@ def read_names(storage: Storage, file: File) -> list[str]:
     return names
 
 
-def read_record(storage: Storage, file: File) -> Record:
+def read_record(storage: Storage, file: File) -> CacheRecord:
     """Return our record, read in pieces up to its first fault.
 
     Raises CorruptFile for what is malformed, UnsafeFile for names that lead out of the folder, UnknownFormat for a
@@ -138,7 +138,7 @@ def read_record(storage: Storage, file: File) -> Record:
     """
     what = _refuse_size(storage, file, _MAX_RECORD)
     stream = JsonStream(_windows(storage, file), what=what)
-    tensors: dict[str, Held] | None = None
+    tensors: dict[str, CachedTensor] | None = None
     rest: dict[str, Any] = {}
     for key, value in stream.members(limit=_MEMBER_LIMIT, descend="tensors"):
         if key in rest or key not in _KEYS:
@@ -153,15 +153,15 @@ def read_record(storage: Storage, file: File) -> Record:
         raise CorruptFile(f"{what}: not the record of a NumPy cache")
     if rest["version"] != _VERSION:
         raise UnknownFormat(f"{what}: version {rest['version']} of the record; version {_VERSION} is known here")
-    return Record(tensors, tuple(_sources(rest.get("sources"), what)), _metadata(rest.get("metadata", ()), what))
+    return CacheRecord(tensors, tuple(_sources(rest.get("sources"), what)), _metadata(rest.get("metadata", ()), what))
 
 
-def names_bytes(record: Record) -> bytes:
+def names_bytes(record: CacheRecord) -> bytes:
     """Return ``weight_names.json`` of a cache, as vLLM writes it."""
     return json.dumps(list(record.tensors)).encode()
 
 
-def record_bytes(record: Record) -> bytes:
+def record_bytes(record: CacheRecord) -> bytes:
     """Return our record as JSON; metadata that takes over half a megabyte is left out.
 
     Raises FormatError for names that are no text, and where there are more tensors than `read_record` takes.
@@ -185,7 +185,7 @@ def record_bytes(record: Record) -> bytes:
     return text
 
 
-def _told(file: str, held: Held) -> dict[str, Any]:
+def _told(file: str, held: CachedTensor) -> dict[str, Any]:
     name = {} if held.name == file else {"name": held.name}
     return {**name, "dtype": held.dtype.name, "shape": list(held.shape)}
 
@@ -203,8 +203,8 @@ def _windows(storage: Storage, file: File) -> Iterator[bytes]:
         yield read_bytes(storage, file.path, at, min(_WINDOW, file.size - at))
 
 
-def _tensors(stream: JsonStream, what: str) -> dict[str, Held]:
-    found: dict[str, Held] = {}
+def _tensors(stream: JsonStream, what: str) -> dict[str, CachedTensor]:
+    found: dict[str, CachedTensor] = {}
     if stream.peek() != "{":
         raise CorruptFile(f"{what}: tensors must be a JSON object")
     for file, value in stream.members(limit=_MEMBER_LIMIT):
@@ -217,7 +217,7 @@ def _tensors(stream: JsonStream, what: str) -> dict[str, Held]:
     return found
 
 
-def _held(file: str, value: object, what: str) -> Held:
+def _held(file: str, value: object, what: str) -> CachedTensor:
     told = _object(value, f"tensor {shown(file)!r}", what)
     name, shape = told.get("name", file), told.get("shape")
     dtype = DTYPES.get(str(told.get("dtype")))
@@ -226,18 +226,18 @@ def _held(file: str, value: object, what: str) -> Held:
     if not all(type(dim) is int and dim >= 0 for dim in shape):
         raise CorruptFile(f"{what}: tensor {shown(file)!r}: a shape is a list of sizes")
     refuse_ambiguous(name, what=what)
-    return Held(name, dtype, tuple(shape))
+    return CachedTensor(name, dtype, tuple(shape))
 
 
-def _sources(value: object, what: str) -> Iterator[Source]:
+def _sources(value: object, what: str) -> Iterator[SourceFile]:
     if not isinstance(value, list):
         raise CorruptFile(f"{what}: sources must be a JSON array")
     for item in value:
         told = _object(item, "a source", what)
-        kinds = [type(told.get(key)) for key in Source._fields]
+        kinds = [type(told.get(key)) for key in SourceFile._fields]
         if kinds != [str, int, int] or len(told) != len(kinds):
             raise CorruptFile(f"{what}: name, size and mtime_ns of each source are expected")
-        yield Source(**told)
+        yield SourceFile(**told)
 
 
 def _metadata(value: object, what: str) -> dict[str, str]:

@@ -19,9 +19,9 @@ from tensorferry.formats.npcache_record import (
     FOLDER,
     NAMES,
     RECORD,
-    Held,
-    Record,
-    Source,
+    CachedTensor,
+    CacheRecord,
+    SourceFile,
     file_name_of,
     names_bytes,
     path_of,
@@ -61,7 +61,7 @@ def write_npcache(
     tensors: Mapping[str, NewTensor],
     *,
     metadata: Mapping[str, str],
-    sources: Sequence[Source] = (),
+    sources: Sequence[SourceFile] = (),
     confirm: Callable[[], None] | None = None,
 ) -> list[str]:
     """Write `tensors` as the cache of `folder` and return the paths of its files there, the list of names and our
@@ -77,8 +77,8 @@ def write_npcache(
     files = {name: file_name_of(name) for name in tensors}
     _refuse_collision(files)
     shapes = {name: _shape_of(name, dtype, shape) for name, (dtype, shape, _) in tensors.items()}
-    record = Record(
-        {files[name]: Held(name, dtype, tuple(shape)) for name, (dtype, shape, _) in tensors.items()},
+    record = CacheRecord(
+        {files[name]: CachedTensor(name, dtype, tuple(shape)) for name, (dtype, shape, _) in tensors.items()},
         sources,
         metadata,
     )

@@ -24,7 +24,7 @@ from tensorferry.formats.file_names import (
     parse_index_name,
     parse_weight_name,
 )
-from tensorferry.formats.folder import Folder
+from tensorferry.formats.folder import FolderFiles
 from tensorferry.formats.index import read_index
 from tensorferry.formats.part_files import complete_parts
 from tensorferry.storage.base import File, Storage
@@ -118,7 +118,7 @@ def select_file(storage: Storage, path: str) -> Selection:
         return Selection(format_of(path) or "", (file,), f"{shown(path)} was named")
     files = [f for f in storage.list() if f.path != path]
     where = shown(storage.uri, 300)
-    folder = Folder.of(files, "", index.weights.variant, (), where=where, stat=storage.stat, nested=tuple)
+    folder = FolderFiles.of(files, "", index.weights.variant, (), where=where, stat=storage.stat, nested=tuple)
     family = next(family for family in FAMILIES.values() if family.takes(index.weights))
     return _by_index(folder, family, index, read_index(storage, file))
 
@@ -126,7 +126,7 @@ def select_file(storage: Storage, path: str) -> Selection:
 def _all_parts(storage: Storage, name: WeightName) -> Selection:
     """Return the set of files that the split of which `name` is a part is made of."""
     where = shown(storage.uri, 300)
-    folder = Folder.of(storage.list(), "", None, (), where=where, stat=storage.stat, nested=tuple)
+    folder = FolderFiles.of(storage.list(), "", None, (), where=where, stat=storage.stat, nested=tuple)
     parts = [n for n in folder.weights if (n.stem, n.suffix, n.count) == (name.stem, name.suffix, name.count)]
     _refuse_incomplete(folder, name.count or 0, parts)
     reason = f"{shown(name.path)} was named, part of a complete set of {counted(len(parts), 'file')}"
@@ -153,7 +153,7 @@ def choose(
     Raises LocateError where nothing fits, with what lies there instead, or where shards are absent, by name;
     FormatError where it is ambiguous; CorruptFile for an empty weight file or a malformed index.
     """
-    folder = Folder.of(
+    folder = FolderFiles.of(
         files, wanted.subfolder, wanted.variant, wanted.ignore_patterns, where=where, stat=stat, nested=nested
     )
     if wanted.allow_patterns is not None:
@@ -178,7 +178,7 @@ class _StaleIndex(LocateError):
         self.finding = finding
 
 
-def _families(folder: Folder, wanted: Wanted) -> list[Family]:
+def _families(folder: FolderFiles, wanted: Wanted) -> list[Family]:
     names = list(LOAD_FORMATS[wanted.load_format])
     if wanted.load_format == "auto" and not folder.has("params.json"):
         # Only params.json makes it Mistral's own folder; otherwise a pickled HF set is more likely what is meant.
@@ -189,7 +189,7 @@ def _families(folder: Folder, wanted: Wanted) -> list[Family]:
     return families
 
 
-def _of_family(folder: Folder, family: Family, read_index: IndexReader) -> Selection | None:
+def _of_family(folder: FolderFiles, family: Family, read_index: IndexReader) -> Selection | None:
     """Return the choice among the files of one family, or None if it has none."""
     index = _index_of(folder, family)
     if index is not None:
@@ -202,7 +202,7 @@ def _of_family(folder: Folder, family: Family, read_index: IndexReader) -> Selec
     return replace(_selection(folder, family.format, files, reason, f"not {family.label}"), layout=family.layout)
 
 
-def _index_of(folder: Folder, family: Family) -> IndexName | None:
+def _index_of(folder: FolderFiles, family: Family) -> IndexName | None:
     indexes = sorted(folder.indexes_of(family), key=lambda index: _rank(index.weights.stem))
     if len(indexes) > 1 and _rank(indexes[0].weights.stem) == _rank(indexes[1].weights.stem):
         names = " and ".join(shown(index.path) for index in indexes)
@@ -214,7 +214,7 @@ def _rank(stem: str) -> int:
     return CANONICAL_STEMS.index(stem) if stem in CANONICAL_STEMS else len(CANONICAL_STEMS)
 
 
-def _by_index(folder: Folder, family: Family, index: IndexName, weight_map: dict[str, str]) -> Selection:
+def _by_index(folder: FolderFiles, family: Family, index: IndexName, weight_map: dict[str, str]) -> Selection:
     shards = sorted(set(weight_map.values()), key=natural_key)
     _refuse_disagreeing_counts(index.path, shards)
     files, absent = _look_up(folder, [folder.inside(shard) for shard in shards])
@@ -226,7 +226,7 @@ def _by_index(folder: Folder, family: Family, index: IndexName, weight_map: dict
     return replace(selection, index=placed, index_file=index.path)
 
 
-def _look_up(folder: Folder, paths: Sequence[str]) -> tuple[list[File], dict[str, str]]:
+def _look_up(folder: FolderFiles, paths: Sequence[str]) -> tuple[list[File], dict[str, str]]:
     """Return the files at `paths`, and for each absent one what is known; it stops after `_MAX_ABSENT` of these."""
     files: list[File] = []
     absent: dict[str, str] = {}
@@ -242,7 +242,9 @@ def _look_up(folder: Folder, paths: Sequence[str]) -> tuple[list[File], dict[str
     return files, absent
 
 
-def _absent(folder: Folder, index: str, shards: Sequence[str], absent: dict[str, str], *, stale: bool) -> LocateError:
+def _absent(
+    folder: FolderFiles, index: str, shards: Sequence[str], absent: dict[str, str], *, stale: bool
+) -> LocateError:
     names = few(map(shown, absent), 5)
     count = f"{len(absent)}{' or more' if len(absent) == _MAX_ABSENT else ''}"
     share = "none of them is there" if stale else f"{count} of them {_is(len(absent))} not there"
@@ -268,7 +270,7 @@ def _refuse_disagreeing_counts(index: str, shards: Iterable[str]) -> None:
             )
 
 
-def _by_names(folder: Folder, family: Family, names: Sequence[WeightName]) -> tuple[list[WeightName], str]:
+def _by_names(folder: FolderFiles, family: Family, names: Sequence[WeightName]) -> tuple[list[WeightName], str]:
     """Return the files that the names alone make the checkpoint, and why; there is no index."""
     if family.layout == FAMILIES["parts"].layout:
         names = complete_parts(names, where=folder.where, advice=f"{folder.inventory()} {_ADVICE}")
@@ -287,7 +289,7 @@ def _by_names(folder: Folder, family: Family, names: Sequence[WeightName]) -> tu
     return chosen, f"all {counted(len(chosen), 'file')} of the kind {family.label}, without an index"
 
 
-def _sets(folder: Folder, family: Family, names: Sequence[WeightName]) -> list[list[WeightName]]:
+def _sets(folder: FolderFiles, family: Family, names: Sequence[WeightName]) -> list[list[WeightName]]:
     """Return the sets of files that could each be the checkpoint: every split, and the plain files."""
     splits: dict[tuple[str, int], list[WeightName]] = {}
     plain: list[WeightName] = []
@@ -305,7 +307,7 @@ def _sets(folder: Folder, family: Family, names: Sequence[WeightName]) -> list[l
     return [*splits.values(), whole] if whole else list(splits.values())
 
 
-def _refuse_incomplete(folder: Folder, count: int, parts: Sequence[WeightName]) -> None:
+def _refuse_incomplete(folder: FolderFiles, count: int, parts: Sequence[WeightName]) -> None:
     """Raise if `parts` are not exactly the numbers 1 to `count`, or 0 to `count` - 1."""
     numbers = {part.part for part in parts}
     first = parts[0]
@@ -330,7 +332,7 @@ def _numbered(name: WeightName, number: int) -> str:
     return re.sub(r"-(\d+)-of-", lambda m: f"-{number:0{len(m[1])}}-of-", name.path)
 
 
-def _by_patterns(folder: Folder, patterns: Sequence[str]) -> Selection:
+def _by_patterns(folder: FolderFiles, patterns: Sequence[str]) -> Selection:
     """Return the weight files that `patterns` name, whatever index or role they have."""
     hits = [name for name in folder.weights if matches_any(name.path, patterns)]
     if not hits:
@@ -345,7 +347,7 @@ def _by_patterns(folder: Folder, patterns: Sequence[str]) -> Selection:
     return replace(selection, layout=parts.layout) if all(map(parts.takes, hits)) else selection
 
 
-def _selection(folder: Folder, format: str, files: Iterable[File], reason: str, else_reason: str) -> Selection:
+def _selection(folder: FolderFiles, format: str, files: Iterable[File], reason: str, else_reason: str) -> Selection:
     chosen = [folder.find(file.path) for file in sorted(files, key=lambda file: natural_key(file.path))]
     for file in chosen:
         _refuse_empty(file)
@@ -363,7 +365,7 @@ def _instead_of(stale: _StaleIndex, selection: Selection) -> Selection:
     return replace(selection, warnings=(*selection.warnings, f"{stale.finding}; {used} is used instead"))
 
 
-def _nothing(folder: Folder, wanted: Wanted) -> LocateError:
+def _nothing(folder: FolderFiles, wanted: Wanted) -> LocateError:
     families = _families(folder, wanted)
     kinds = ", ".join(family.label for family in families)
     asked = f" of variant {wanted.variant!r}" if wanted.variant else ""

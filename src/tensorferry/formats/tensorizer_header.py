@@ -37,8 +37,8 @@ __all__ = [
     "SHA256",
     "TYPED_INDEX",
     "Hash",
-    "Kind",
     "StoredTensor",
+    "TensorKind",
     "TensorizerHeader",
     "is_encrypted",
     "read_header",
@@ -71,7 +71,7 @@ _HASH_SIZES = {CRC32: 4, SHA256: 32}
 _BLOCK = 1 << 14  # a header is some 150 bytes, and the next one may be far
 
 
-class Kind(IntEnum):
+class TensorKind(IntEnum):
     """What a tensor was where it was written: a module's parameter or buffer, or a value of a dictionary."""
 
     PARAMETER = 0
@@ -95,7 +95,7 @@ class StoredTensor(NamedTuple):
     """
 
     name: str
-    kind: Kind
+    kind: TensorKind
     dtype: DType
     shape: Shape
     header: int
@@ -281,7 +281,7 @@ def _read_tensor(window: Window, entry: _Indexed, version: int, encrypted: bool,
     _agree(cursor, "data length", cursor.number("q", "its data length"), entry.length)
     dtype = _dtype(cursor, there.dtype)
     name, shape = _name(cursor, there), _shape(cursor, dtype, dims)
-    made = StoredTensor(name, Kind(kind), dtype, shape, entry.header, entry.data, entry.length, hashes, sealed)
+    made = StoredTensor(name, TensorKind(kind), dtype, shape, entry.header, entry.data, entry.length, hashes, sealed)
     if entry.length != dtype.nbytes(shape) and not (made.absent and version >= _META_VERSION):
         wanted = dtype.nbytes(shape)
         raise cursor.corrupt(f"{dtype} of shape {list(shape)} takes {wanted:,} bytes, its data has {entry.length:,}")
@@ -339,15 +339,15 @@ def _shape(cursor: Cursor, dtype: DType, dims: Shape) -> Shape:
 
 def _name(cursor: Cursor, there: _Described) -> str:
     """Return the name of a tensor; keys and numbers that lead to it through dictionaries and lists join with dots."""
-    if there.kind > max(Kind):
+    if there.kind > max(TensorKind):
         raise cursor.corrupt(f"its kind is {there.kind}: 0, 1 and 2 are known here")
-    if there.name[:1] == _PATH and there.kind == Kind.STATE_DICT:
+    if there.name[:1] == _PATH and there.kind == TensorKind.STATE_DICT:
         return _joined(cursor, there.name[1:])
     try:
         name = there.name.decode()
     except UnicodeDecodeError:
         raise cursor.corrupt("its name is not UTF-8") from None
-    if there.kind != Kind.STATE_DICT:
+    if there.kind != TensorKind.STATE_DICT:
         name = name.removeprefix(".")  # the library puts a dot after the root module's name, which is empty
     if not name:
         raise cursor.corrupt("its name is empty")

@@ -26,7 +26,7 @@ from tensorferry.formats.tensorizer_header import (
     MAX_TENSORS,
     SHA256,
     TYPED_INDEX,
-    Kind,
+    TensorKind,
 )
 from tensorferry.formats.tensorizer_keys import KEY_BYTES, nonce_of, seal_box
 from tensorferry.formats.tensorizer_sealed import BOXES, MAC_BYTES, NONCE_BYTES
@@ -109,7 +109,7 @@ class _Draft:
     name: str
     tensor: NewTensor
     label: bytes
-    kind: Kind
+    kind: TensorKind
     dtype: bytes
     dims: tuple[int, ...]
     sealed: int
@@ -148,18 +148,18 @@ def _draft(name: str, tensor: NewTensor, buffers: Collection[str] | None, encryp
         raise FormatError(f"tensor {shown(name)!r}: Tensorizer files have no dtype {tensor.dtype}")
     if dims is None or any(dim < 0 for dim in dims) or len(dims) > 64:
         raise FormatError(f"tensor {shown(name)!r}: no Tensorizer file holds {tensor.dtype} of {list(tensor.shape)}")
-    kind = Kind.STATE_DICT
+    kind = TensorKind.STATE_DICT
     if buffers is not None:
-        kind = Kind.BUFFER if name in buffers else Kind.PARAMETER
+        kind = TensorKind.BUFFER if name in buffers else TensorKind.PARAMETER
     label = _label(name, kind)
     boxes = -(-tensor.dtype.nbytes(tensor.shape) // _BOX)
     sealed = (8 + 2 + (8 + 2 + 8 + NONCE_BYTES + 8 + boxes * MAC_BYTES if boxes else 0)) if encrypted else 0
     return _Draft(name, tensor, label, kind, dtype.encode(), dims, sealed)
 
 
-def _label(name: str, kind: Kind) -> bytes:
+def _label(name: str, kind: TensorKind) -> bytes:
     """Return what the file calls `name`; the library looks for a dot before the last part of a module's tensor."""
-    text = f".{name}" if kind is not Kind.STATE_DICT and "." not in name else name
+    text = f".{name}" if kind is not TensorKind.STATE_DICT and "." not in name else name
     try:
         label = text.encode()
     except UnicodeEncodeError:

@@ -11,13 +11,13 @@ from tensorferry.formats.pickle_values import BadValue, survey
 from tensorferry.formats.torch_values import TensorRef
 from tensorferry.storage.base import File
 
-__all__ = ["Contents", "tensors_of"]
+__all__ = ["TorchContents", "tensors_of"]
 
 Tensors = tuple[tuple[str, TensorRef], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class TorchContents:
     """top: the described object. tensors: all in it, each once, by dotted path.
 
     places: the bytes of each storage by its key. notes: one sentence each.

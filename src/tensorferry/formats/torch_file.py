@@ -9,7 +9,7 @@ from __future__ import annotations
 from tensorferry.core.catalogue import Catalogue, TensorEntry
 from tensorferry.errors import CorruptFile, UnknownFormat, shown
 from tensorferry.formats.sniff import SNIFF_BYTES, describe_foreign
-from tensorferry.formats.torch_contents import Contents
+from tensorferry.formats.torch_contents import TorchContents
 from tensorferry.formats.torch_legacy import read_legacy
 from tensorferry.formats.torch_state import find_state
 from tensorferry.formats.torch_views import entry_of
@@ -73,7 +73,7 @@ def verify_crc(storage: Storage, file: File) -> int:
     return compared
 
 
-def _read(storage: Storage, file: File) -> Contents:
+def _read(storage: Storage, file: File) -> TorchContents:
     if not file.size:
         raise CorruptFile(f"{shown(file.path)}: it is empty; incomplete download?")
     head = Window(storage, file, block=0).read(0, min(file.size, SNIFF_BYTES))

@@ -12,7 +12,7 @@ from tensorferry.errors import CorruptFile, FormatError, UnknownFormat, shown
 from tensorferry.formats.pickle_values import DictValue
 from tensorferry.formats.pickles import read_pickle
 from tensorferry.formats.plain_globals import PLAIN_GLOBALS
-from tensorferry.formats.torch_contents import Contents, tensors_of
+from tensorferry.formats.torch_contents import TorchContents, tensors_of
 from tensorferry.formats.torch_values import TORCH_GLOBALS, StorageRef, Storages, TensorRef
 from tensorferry.formats.windows import Stream, Window
 from tensorferry.storage.base import File, Storage
@@ -23,7 +23,7 @@ MAGIC = 0x1950A86A20F9469CFC6C
 PROTOCOL = 1001
 
 
-def read_legacy(storage: Storage, file: File) -> Contents:
+def read_legacy(storage: Storage, file: File) -> TorchContents:
     """Return what a legacy torch file describes, and where its storages lie; of these only the lengths are read.
 
     Raises UnknownFormat for another pickle, CorruptFile, UnsafeFile and FormatError.
@@ -48,7 +48,7 @@ def read_legacy(storage: Storage, file: File) -> Contents:
         places[key], at = place, place.offset + place.length
     if at != file.size:
         raise CorruptFile(f"{shown(file.path)}: {file.size - at:,} bytes follow its last storage")
-    return Contents(top, tensors, places)
+    return TorchContents(top, tensors, places)
 
 
 def _check_preamble(stream: Stream, file: File) -> None:

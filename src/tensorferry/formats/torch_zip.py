@@ -11,10 +11,10 @@ from tensorferry.core.amounts import few
 from tensorferry.core.catalogue import Span
 from tensorferry.errors import CorruptFile, FormatError, UnknownFormat, shown
 from tensorferry.formats.pickles import read_pickle
-from tensorferry.formats.torch_contents import Contents, tensors_of
+from tensorferry.formats.torch_contents import TorchContents, tensors_of
 from tensorferry.formats.torch_values import TORCH_GLOBALS, Storages
 from tensorferry.formats.windows import Stream, Window
-from tensorferry.formats.zip_directory import Record, checksum, list_records, locate_records
+from tensorferry.formats.zip_directory import ZipRecord, checksum, list_records, locate_records
 from tensorferry.storage.base import File, Storage
 
 __all__ = ["differing_records", "read_zip"]
@@ -31,7 +31,7 @@ _OTHERS = (
 )
 
 
-def read_zip(storage: Storage, file: File) -> Contents:
+def read_zip(storage: Storage, file: File) -> TorchContents:
     """Return what a zip torch file describes, and where its storages lie; storages themselves are not read.
 
     Raises UnknownFormat for other archives under this name, CorruptFile, UnsafeFile and FormatError.
@@ -56,7 +56,7 @@ def read_zip(storage: Storage, file: File) -> Contents:
         if (record := records.get(f"data/{key}")) is not None
     }
     notes = () if summed else (f"{shown(file.path)} was written without checksums: none can be verified",)
-    return Contents(top, tensors_of(file, top), places, notes)
+    return TorchContents(top, tensors_of(file, top), places, notes)
 
 
 def differing_records(storage: Storage, file: File) -> tuple[int, list[str]]:
@@ -96,7 +96,7 @@ def _some(names: Collection[str]) -> str:
     return few((repr(shown(name, 40)) for name in names), 3)
 
 
-def _check_sizes_and_sums(storage: Storage, file: File, records: Mapping[str, Record], *, summed: bool) -> None:
+def _check_sizes_and_sums(storage: Storage, file: File, records: Mapping[str, ZipRecord], *, summed: bool) -> None:
     """Check the records that are no storages: each is small, and what is in it is what was written."""
     pickle = records["data.pkl"].size
     if pickle > MAX_PICKLE:
@@ -110,7 +110,7 @@ def _check_sizes_and_sums(storage: Storage, file: File, records: Mapping[str, Re
             )
 
 
-def _refuse_big_endian(storage: Storage, file: File, record: Record | None) -> None:
+def _refuse_big_endian(storage: Storage, file: File, record: ZipRecord | None) -> None:
     if record is None:
         return
     order = Window(storage, file, block=0).read(record.offset, min(record.size, 16))

@@ -15,7 +15,7 @@ from tensorferry.errors import CorruptFile, shown
 from tensorferry.formats.windows import Window
 from tensorferry.storage.base import File, Storage
 
-__all__ = ["Listed", "Listing", "Record", "checksum", "list_records", "locate_records"]
+__all__ = ["CentralDirectory", "Listed", "ZipRecord", "checksum", "list_records", "locate_records"]
 
 MAX_RECORDS = 100_000
 """More records than a checkpoint's file has tensors, and few enough to refuse the last of them cheaply."""
@@ -48,7 +48,7 @@ class Listed:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class ZipRecord:
     """One record. header: where its local header begins; offset, size: its bytes in the file; crc: as declared."""
 
     name: str
@@ -59,7 +59,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class CentralDirectory:
     """What the central directory says. directory: where it begins."""
 
     directory: int
@@ -71,17 +71,19 @@ class Listing:
         return tuple(record.name.decode(errors="replace") for record in self.records)
 
 
-def list_records(storage: Storage, file: File) -> Listing:
+def list_records(storage: Storage, file: File) -> CentralDirectory:
     """Return the central directory of a zip archive, in the order in which its records lie; nothing in it is trusted.
 
     Raises CorruptFile where it is not there, incomplete, or malformed.
     """
     window = Window(storage, file, block=_BLOCK)
     begin, length, count = _find_directory(window)
-    return Listing(begin, tuple(sorted(_entries(window, begin, length, count), key=lambda record: record.header)))
+    return CentralDirectory(
+        begin, tuple(sorted(_entries(window, begin, length, count), key=lambda record: record.header))
+    )
 
 
-def locate_records(storage: Storage, file: File, listing: Listing) -> Mapping[str, Record]:
+def locate_records(storage: Storage, file: File, listing: CentralDirectory) -> Mapping[str, ZipRecord]:
     """Return all records by name, in the order in which they lie, after comparing each with its own header.
 
     Raises CorruptFile where one is compressed, encrypted, there twice, outside the file or inside another, or where
@@ -100,7 +102,7 @@ def locate_records(storage: Storage, file: File, listing: Listing) -> Mapping[st
     return records
 
 
-def checksum(storage: Storage, file: File, record: Record) -> int:
+def checksum(storage: Storage, file: File, record: ZipRecord) -> int:
     """Read a record's bytes and return their CRC-32."""
     crc, buffer = 0, memoryview(bytearray(min(record.size, 1 << 20)))
     for start in range(0, record.size, 1 << 20):
@@ -224,7 +226,7 @@ def _refuse_twins(file: File, listed: Sequence[Listed]) -> None:
         seen.add(folded)
 
 
-def _locate(window: Window, entry: Listed, directory: int) -> tuple[Record, int]:
+def _locate(window: Window, entry: Listed, directory: int) -> tuple[ZipRecord, int]:
     """Compare a record's local header with the directory; return the record and where what belongs to it ends."""
     file = window.file
     fields = _LOCAL.unpack(window.read(entry.header, _LOCAL.size))
@@ -244,7 +246,7 @@ def _locate(window: Window, entry: Listed, directory: int) -> tuple[Record, int]
         raise _bad(file, entry, f"has {size:,} bytes by its own header and {entry.size:,} by the directory")
     if end > directory:
         raise _bad(file, entry, f"ends at {end:,}, inside the zip directory, which begins at {directory:,}")
-    return Record(_name(file, entry), entry.header, begin, entry.size, entry.crc), end
+    return ZipRecord(_name(file, entry), entry.header, begin, entry.size, entry.crc), end
 
 
 def _check_descriptor(window: Window, entry: Listed, at: int) -> int:

@@ -15,7 +15,7 @@ from helpers.tensorizer_library import SAMPLES, write_by_library
 from helpers.tiny_transformers import equal_bits
 from tensorferry.errors import CorruptFile
 from tensorferry.formats.tensorizer_hashes import verify_hashes
-from tensorferry.formats.tensorizer_header import Kind, read_header
+from tensorferry.formats.tensorizer_header import TensorKind, read_header
 from tensorferry.storage.local import LocalStorage
 
 
@@ -70,10 +70,10 @@ def test_a_module_has_the_names_of_its_state_and_what_each_tensor_is(tmp_path: P
     storage = LocalStorage(tmp_path)
     kinds = {t.name: t.kind for t in read_header(storage, storage.stat(file.name)).tensors}
     assert kinds == {
-        "scale": Kind.PARAMETER,
-        "seen": Kind.BUFFER,
-        "inner.weight": Kind.PARAMETER,
-        "inner.bias": Kind.PARAMETER,
+        "scale": TensorKind.PARAMETER,
+        "seen": TensorKind.BUFFER,
+        "inner.weight": TensorKind.PARAMETER,
+        "inner.bias": TensorKind.PARAMETER,
     }
     filled = Rooted()
     with torch.no_grad():

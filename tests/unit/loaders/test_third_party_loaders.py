@@ -35,7 +35,7 @@ from tensorferry.core.target import TargetTensor
 from tensorferry.errors import ConfigError, CorruptFile, PlanError, ReadError
 from tensorferry.loaders import LoadConfig, ModelConfig, get_model_loader
 from tensorferry.loaders.default import DefaultModelLoader
-from tensorferry.loaders.third_party.batches import Batch
+from tensorferry.loaders.third_party.batches import FileBatch
 from tensorferry.loaders.third_party.executor import LibraryExecutor, Tensors
 from tensorferry.loaders.third_party.runai import RunaiExecutor, RunaiOptions
 
@@ -170,7 +170,7 @@ class Meddling(Recorded):
         super().__init__(inner)
         self.deed = deed
 
-    def tensors(self, batch: Batch) -> Tensors:
+    def tensors(self, batch: FileBatch) -> Tensors:
         self.deed(Path(batch.paths[0]))
         yield from super().tensors(batch)
 
@@ -189,7 +189,7 @@ def test_a_shard_that_is_replaced_meanwhile_is_noticed(
     kind = type(LIBRARIES[library]())
     inner = kind.tensors
 
-    def tensors(self: Any, batch: Batch) -> Tensors:
+    def tensors(self: Any, batch: FileBatch) -> Tensors:
         write_safetensors(tmp_path / "new", {name: -tensor for name, tensor in WEIGHTS.items()})
         (tmp_path / "new").replace(tmp_path / "model.safetensors")
         return inner(self, batch)
@@ -202,7 +202,7 @@ def test_a_shard_that_is_replaced_meanwhile_is_noticed(
 
 def test_a_library_that_leaves_something_out_is_found_out(tmp_path: Path) -> None:
     class Forgetful(Borrowing):
-        def tensors(self, batch: Batch) -> Tensors:
+        def tensors(self, batch: FileBatch) -> Tensors:
             yield from (pair for pair in super().tensors(batch) if pair[0] != "layers.3.weight")
 
     write_safetensors(tmp_path / "model.safetensors", SIX)
@@ -212,7 +212,7 @@ def test_a_library_that_leaves_something_out_is_found_out(tmp_path: Path) -> Non
 
 def test_a_library_that_hands_on_another_shape_is_found_out(tmp_path: Path) -> None:
     class Flat(Borrowing):
-        def tensors(self, batch: Batch) -> Tensors:
+        def tensors(self, batch: FileBatch) -> Tensors:
             yield from ((name, tensor.reshape(-1)) for name, tensor in super().tensors(batch))
 
     write_safetensors(tmp_path / "model.safetensors", SIX)
@@ -309,7 +309,7 @@ def test_the_environment_of_the_process_is_left_as_it_was(tmp_path: Path, monkey
     seen = []
 
     class Peeping(Recorded):
-        def tensors(self, batch: Batch) -> Tensors:
+        def tensors(self, batch: FileBatch) -> Tensors:
             for pair in self.inner.tensors(batch):
                 seen.append(os.environ["RUNAI_STREAMER_MEMORY_LIMIT"])
                 yield pair

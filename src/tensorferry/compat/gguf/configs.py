@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from tensorferry.compat.gguf.collecting import Collector
-from tensorferry.compat.gguf.families import COMMON, FAMILIES, Family
+from tensorferry.compat.gguf.model_kinds import COMMON, MODEL_KINDS, ModelKind
 from tensorferry.compat.gguf.rope import rotary
 from tensorferry.compat.translation import InferredConfig
 from tensorferry.core.catalogue import Catalogue
@@ -29,17 +29,17 @@ def infer_config(
     a size is absent, CorruptFile where metadata are of a wrong type.
     """
     found = Collector(metadata, catalogue, values or {})
-    family = _family(found)
-    found.set("inferred", model_type=family.model_type, architectures=[family.class_name])
-    for one in (*COMMON, *family.fields):
+    kind = _kind(found)
+    found.set("inferred", model_type=kind.model_type, architectures=[kind.class_name])
+    for one in (*COMMON, *kind.fields):
         found.take(one)
     _refuse_impossible(found)
-    found.set("assumed", **family.assumed)
+    found.set("assumed", **kind.assumed)
     _heads(found)
     _vocabulary(found)
-    parameters, origin = rotary(found, theta=family.theta)
+    parameters, origin = rotary(found, theta=kind.theta)
     found.set(origin, rope_parameters=parameters)
-    special = _SPECIAL.get(family.model_type)
+    special = _SPECIAL.get(kind.model_type)
     if special is not None:
         special(found)
     return found.finish()
@@ -55,19 +55,19 @@ def _refuse_impossible(found: Collector) -> None:
             raise ConfigError(f"{found.metadata!r}: {name} = {found.config[name]:,}")
 
 
-def _family(found: Collector) -> Family:
+def _kind(found: Collector) -> ModelKind:
     name = found.architecture
     if name == "llama":
         name = _llama(found)
-    family = FAMILIES.get(name)
-    if family is None:
+    kind = MODEL_KINDS.get(name)
+    if kind is None:
         raise ConfigError(
             f"general.architecture {shown(name)!r}: no configuration is made from such files here, only from those of "
-            f"{', '.join(FAMILIES)}; give a configuration, or put a config.json beside the file"
+            f"{', '.join(MODEL_KINDS)}; give a configuration, or put a config.json beside the file"
         )
     if name == "deepseek2" and not _by_sigmoid(found):
-        return replace(family, model_type="deepseek_v2", class_name="DeepseekV2ForCausalLM")
-    return family
+        return replace(kind, model_type="deepseek_v2", class_name="DeepseekV2ForCausalLM")
+    return kind
 
 
 def _llama(found: Collector) -> str:

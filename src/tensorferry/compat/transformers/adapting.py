@@ -16,9 +16,9 @@ from torch import nn
 
 from tensorferry.compat.gguf.factors import with_factors
 from tensorferry.compat.transformers import internals
-from tensorferry.compat.transformers.conversions import Group, Layout, lay_out
+from tensorferry.compat.transformers.conversions import Arrangement, Group, arrange
 from tensorferry.compat.transformers.finishing import finish
-from tensorferry.compat.transformers.origins import Origin, Origins
+from tensorferry.compat.transformers.ingredients import Ingredient, Ingredients
 from tensorferry.core.catalogue import Catalogue
 from tensorferry.core.made import chained
 from tensorferry.core.rules import Drop, Part, Place, Rule, Split
@@ -43,13 +43,17 @@ def adapt(model: nn.Module, catalogue: Catalogue) -> Adapted | None:
         return None
     target, catalogue = describe(model), with_factors(catalogue)
     mapping = internals.mapping_of(model)
-    origins = Origins.find(catalogue, model.config)
-    names = _Names.of(model, mapping, origins, target)
-    layout = Layout()
+    ingredients = Ingredients.find(catalogue, model.config)
+    names = _Names.of(model, mapping, ingredients, target)
+    arranged = Arrangement()
     for group in names.groups.values():
-        lay_out(group, origins.shapes, target, model, layout)
-    target = _tied(model, _with_slots(target, layout, names, origins), names.fed)
-    rules = [*_drops(model, names.unknown, origins), *_routes(layout, names, origins), *_joins(layout, origins)]
+        arrange(group, ingredients.shapes, target, model, arranged)
+    target = _tied(model, _with_slots(target, arranged, names, ingredients), names.fed)
+    rules = [
+        *_drops(model, names.unknown, ingredients),
+        *_routes(arranged, names, ingredients),
+        *_joins(arranged, ingredients),
+    ]
     ignored = internals.ignored_when_missing(model)
     may_miss = tuple(n for n in target if ignored is not None and ignored.search(n) and "{" not in n)
     return Adapted(target, RuleSet(*rules), partial(finish, mapping), may_miss, names.notes, catalogue)
@@ -69,14 +73,14 @@ class _Names:
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, model: nn.Module, mapping: Sequence[Any], origins: Origins, target: Target) -> _Names:
+    def of(cls, model: nn.Module, mapping: Sequence[Any], ingredients: Ingredients, target: Target) -> _Names:
         """Rename every tensor as transformers does."""
         names = cls()
         rename = internals.renamer(model, mapping, target)
-        bare = _unwrapped(origins.of, target, names)
+        bare = _unwrapped(ingredients.of, target, names)
         for short in internals.natural_order(bare):
             renamed, converter, pattern = rename(short)
-            whole = not origins.slots_of(bare[short])  # else it is for us to say where its parts go
+            whole = not ingredients.slots_of(bare[short])  # else it is for us to say where its parts go
             names._note(bare[short], renamed, converter if whole else None, pattern, target)
         return names
 
@@ -105,21 +109,21 @@ def _unwrapped(given: Collection[str], target: Target, names: _Names) -> Mapping
     return {route.to[0].into if route else name: name for name, route in routes.items()}
 
 
-def _with_slots(target: Target, layout: Layout, names: _Names, origins: Origins) -> Target:
-    slots: dict[str, Mapping[str, Slot]] = {into: origins.slots_of(name) for name, into in names.plain.items()}
-    slots = {name: found for name, found in slots.items() if found} | layout.slots
+def _with_slots(target: Target, arranged: Arrangement, names: _Names, ingredients: Ingredients) -> Target:
+    slots: dict[str, Mapping[str, Slot]] = {into: ingredients.slots_of(name) for name, into in names.plain.items()}
+    slots = {name: found for name, found in slots.items() if found} | arranged.slots
     return {name: replace(t, slots=slots[name]) if name in slots else t for name, t in target.items()}
 
 
-def _routes(layout: Layout, names: _Names, origins: Origins) -> Iterator[Rule]:
+def _routes(arranged: Arrangement, names: _Names, ingredients: Ingredients) -> Iterator[Rule]:
     """Yield a rule for each entry that is more than the parameter of its own name."""
     parts: dict[str, list[Part]] = defaultdict(list)
     for name, into in names.plain.items():
-        for origin in origins.of_name(name):
-            parts[origin.entry].append(Part(into, origin.slot, origin.via))
-    for name, some in layout.parts.items():
-        for origin in origins.of_name(name):
-            parts[origin.entry] += [replace(part, via=chained(origin.via, part.via)) for part in some]
+        for ingredient in ingredients.of_name(name):
+            parts[ingredient.entry].append(Part(into, ingredient.slot, ingredient.via))
+    for name, some in arranged.parts.items():
+        for ingredient in ingredients.of_name(name):
+            parts[ingredient.entry] += [replace(part, via=chained(ingredient.via, part.via)) for part in some]
     for entry, found in parts.items():
         if len(found) > 1:
             yield Split(entry, tuple(found))
@@ -127,11 +131,11 @@ def _routes(layout: Layout, names: _Names, origins: Origins) -> Iterator[Rule]:
             yield Place(entry, found[0].into, found[0].slot, found[0].via)
 
 
-def _joins(layout: Layout, origins: Origins) -> Iterator[Rule]:
+def _joins(arranged: Arrangement, ingredients: Ingredients) -> Iterator[Rule]:
     """Yield the joins with the entries that their names come from. Raises ConfigError for a part of an entry."""
-    for join in layout.joins:
-        found = [origins.of_name(name) for name in join.sources]
-        if any(len(some) != 1 or some[0] != Origin(some[0].entry) for some in found):
+    for join in arranged.joins:
+        found = [ingredients.of_name(name) for name in join.sources]
+        if any(len(some) != 1 or some[0] != Ingredient(some[0].entry) for some in found):
             raise ConfigError(f"{join.into}: {join.via} of transformers takes whole tensors, and the file has others")
         yield replace(join, sources=tuple(some[0].entry for some in found))
 
@@ -167,7 +171,7 @@ def _families(ties: Mapping[str, str]) -> Iterator[list[str]]:
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 
 
-def _drops(model: nn.Module, unknown: Iterable[str], origins: Origins) -> Iterator[Rule]:
+def _drops(model: nn.Module, unknown: Iterable[str], ingredients: Ingredients) -> Iterator[Rule]:
     """Yield rules for entries that the model is known to do without: layers that only draft, and what its class says.
 
     Draft layers come after the others in the same numbering, as many as the configuration says.
@@ -177,7 +181,7 @@ def _drops(model: nn.Module, unknown: Iterable[str], origins: Origins) -> Iterat
     layers = getattr(text, "num_hidden_layers", None)
     drafts = getattr(text, "num_nextn_predict_layers", None)
     ignored = internals.ignored_when_unexpected(model)
-    yield from origins.rules
+    yield from ingredients.rules
     for name in unknown:
         layer = _LAYER.search(name)
         if "{" in name:
@@ -185,11 +189,11 @@ def _drops(model: nn.Module, unknown: Iterable[str], origins: Origins) -> Iterat
         if layer is not None and isinstance(layers, int) and isinstance(drafts, int) and int(layer[1]) >= layers:
             if int(layer[1]) < layers + drafts:
                 yield from _dropped(
-                    origins.of[name], f"draft: layer {layer[1]} comes after the {layers} layers of the model"
+                    ingredients.of[name], f"draft: layer {layer[1]} comes after the {layers} layers of the model"
                 )
         elif ignored is not None and ignored.search(name):
-            yield from _dropped(origins.of_name(name), f"{type(model).__name__} of transformers has no use for it")
+            yield from _dropped(ingredients.of_name(name), f"{type(model).__name__} of transformers has no use for it")
 
 
-def _dropped(origins: Iterable[Origin], why: str) -> Iterator[Rule]:
-    return (Drop(origin.entry, why) for origin in origins)
+def _dropped(ingredients: Iterable[Ingredient], why: str) -> Iterator[Rule]:
+    return (Drop(ingredient.entry, why) for ingredient in ingredients)

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from tensorferry.compat.transformers.internals import Converter, number_pattern, run_converter
-from tensorferry.compat.transformers.symbols import Piece, Symbol
+from tensorferry.compat.transformers.symbols import Inlay, Symbol
 from tensorferry.core.boxes import Region, Shape
 from tensorferry.core.rules import Join, Part
 from tensorferry.core.target import Slot, Target, TargetTensor
@@ -24,7 +24,7 @@ from tensorferry.core.transforms import Custom, TensorSpec
 from tensorferry.errors import FinalizeError
 from tensorferry.numerics.torch_dtypes import torch_dtype
 
-__all__ = ["Group", "Layout", "lay_out"]
+__all__ = ["Arrangement", "Group", "arrange"]
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Group:
 
 
 @dataclass
-class Layout:
+class Arrangement:
     """What groups come to: slots by parameter, destinations by entry, and joins for what is computed."""
 
     slots: dict[str, dict[str, Slot]] = field(default_factory=dict)
@@ -60,8 +60,8 @@ class _Collected:
         return [name for some in self.inputs.values() for name, _ in some]
 
 
-def lay_out(group: Group, shapes: Mapping[str, Shape], target: Target, model: nn.Module, layout: Layout) -> None:
-    """Add to `layout` where the entries of `group` go. `shapes` are those of the entries in the checkpoint."""
+def arrange(group: Group, shapes: Mapping[str, Shape], target: Target, model: nn.Module, arranged: Arrangement) -> None:
+    """Add to `arranged` where the entries of `group` go. `shapes` are those of the entries in the checkpoint."""
     run = _runner(group, model)
     collected, made = _evaluated(group, shapes, target, run)
     for name, value in made.items():
@@ -69,10 +69,10 @@ def lay_out(group: Group, shapes: Mapping[str, Shape], target: Target, model: nn
         if tensor is None:
             continue
         if isinstance(value, Symbol) and tuple(value.shape) == tensor.shape:
-            _place(value.pieces, tensor, layout)
+            _place(value.pieces, tensor, arranged)
         else:
             output = tuple(value.shape) if isinstance(value, Symbol) else tensor.shape
-            layout.joins.append(_computed(group, collected, tensor, output, run))
+            arranged.joins.append(_computed(group, collected, tensor, output, run))
 
 
 Run = Callable[[Mapping[str, list[Any]]], dict[str, Any]]
@@ -199,8 +199,8 @@ def _targets(group: Group, target: Target) -> list[str]:
     return [name for name in names if name in target] or [group.name]
 
 
-def _place(pieces: Sequence[Piece], tensor: TargetTensor, layout: Layout) -> None:
-    slots = layout.slots.setdefault(tensor.name, {})
+def _place(pieces: Sequence[Inlay], tensor: TargetTensor, arranged: Arrangement) -> None:
+    slots = arranged.slots.setdefault(tensor.name, {})
     for piece in pieces:
         made = piece.made
         whole = piece.into.shape == tensor.shape
@@ -208,7 +208,7 @@ def _place(pieces: Sequence[Piece], tensor: TargetTensor, layout: Layout) -> Non
         while name in slots and not whole:
             name += "'"
         slots[name] = Slot(Region(tensor.shape, piece.into), made, Region.whole(made))
-        layout.parts[piece.entry].append(Part(tensor.name, name, piece.via))
+        arranged.parts[piece.entry].append(Part(tensor.name, name, piece.via))
 
 
 def _computed(group: Group, collected: _Collected, tensor: TargetTensor, output: Shape, run: Run) -> Join:

@@ -17,16 +17,16 @@ from torch import nn
 from tensorferry.checkpoint import Checkpoint
 from tensorferry.compat.transformers import expert_hooks
 from tensorferry.compat.transformers.adapting import adapt
-from tensorferry.compat.transformers.parts import Part, cut_dim, cut_experts, cut_packed, whole
+from tensorferry.compat.transformers.parts import RankPart, cut_dim, cut_experts, cut_packed, whole
 from tensorferry.config import ParallelConfig
-from tensorferry.core import dividing as geometry
 from tensorferry.core.amounts import few
+from tensorferry.core.dividing import divided
 from tensorferry.core.target import Target
 from tensorferry.errors import ConfigError
 from tensorferry.modules.adapters import Adapted
 from tensorferry.parallel import ColumnParallelLinear, Ranks, RowParallelLinear, VocabParallelEmbedding, split_heads
 
-__all__ = ["Division", "divide", "divided", "ranks_of"]
+__all__ = ["Division", "adapt_divided", "divide", "ranks_of"]
 
 _GATHERED = ("colwise_gather_output", "colwise_rep")
 _SPLITTING = ("rowwise_split_input", "rowwise_rep")
@@ -43,7 +43,7 @@ _EXPERT_PARAMETERS, _EXPERTS = "grouped_gemm", ("ep_dispatch_experts", "moe_tp_e
 class Division:
     """What a rank has of each parameter that is divided; all others are whole."""
 
-    parts: Mapping[str, Part] = field(default_factory=dict)
+    parts: Mapping[str, RankPart] = field(default_factory=dict)
 
     def of(self, target: Target) -> Target:
         """Return what this rank needs of what `target` says of the whole model."""
@@ -60,7 +60,7 @@ def ranks_of(parallel: ParallelConfig, group: torch.distributed.ProcessGroup | N
     return Ranks(parallel.ep_size, parallel.ep_rank, group)
 
 
-def divided(
+def adapt_divided(
     model: nn.Module,
     checkpoint: Checkpoint,
     parallel: ParallelConfig | None,
@@ -92,15 +92,15 @@ def divide(
     Raises ConfigError for a class that has no plan, for sizes that the ranks do not divide, and for a style that is
     not known here; the model is of no use then.
     """
-    plan = _Plan.of(model, parallel)
-    if plan.is_empty:
+    styles = _Styles.of(model, parallel)
+    if styles.is_empty:
         if replicated:
             return Division()
         raise ConfigError(
-            f"{type(model).__name__} has no {plan.kind}-parallel plan in this version of transformers: load it whole on"
-            " every rank with replicated=True, or on one"
+            f"{type(model).__name__} has no {styles.kind}-parallel plan in this version of transformers: load it whole "
+            "on every rank with replicated=True, or on one"
         )
-    dividing, problems = _Dividing(model, plan, parallel, group), []
+    dividing, problems = _Dividing(model, styles, parallel, group), []
     for name, module in list(model.named_modules()):
         try:
             dividing.module(name, module)
@@ -119,7 +119,7 @@ def _undividable(model: nn.Module, problems: list[str]) -> str:
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _Styles:
     """Styles by name, with stars for numbers, as transformers writes them. kind: of parallelism, in words."""
 
     tensor: Mapping[str, str]
@@ -127,7 +127,7 @@ class _Plan:
     kind: str
 
     @classmethod
-    def of(cls, model: Any, parallel: ParallelConfig) -> _Plan:
+    def of(cls, model: Any, parallel: ParallelConfig) -> _Styles:
         tensor = dict(getattr(model, "tp_plan", None) or {}) if parallel.tp_size > 1 else {}
         expert = dict(_expert_plan(model)) if parallel.ep_size > 1 else {}
         return cls(tensor, expert, "expert" if parallel.ep_size > 1 and parallel.tp_size == 1 else "tensor")
@@ -152,22 +152,22 @@ class _Dividing:
     """The work of `divide`, module by module."""
 
     def __init__(
-        self, model: nn.Module, plan: _Plan, parallel: ParallelConfig, group: torch.distributed.ProcessGroup | None
+        self, model: nn.Module, styles: _Styles, parallel: ParallelConfig, group: torch.distributed.ProcessGroup | None
     ) -> None:
-        self.model, self.plan, self.parallel, self.group = model, plan, parallel, group
+        self.model, self.styles, self.parallel, self.group = model, styles, parallel, group
         self.ranks = Ranks(parallel.tp_size, parallel.tp_rank, group)
-        self.parts: dict[str, Part] = {}
+        self.parts: dict[str, RankPart] = {}
 
     def module(self, name: str, module: nn.Module) -> None:
         starred = _starred(name)
-        style, experts = self.plan.tensor.get(starred), self.plan.expert.get(starred)
+        style, experts = self.styles.tensor.get(starred), self.styles.expert.get(starred)
         if experts in _EXPERTS or style in _SUMMED:
             self._experts(name, module, style, experts)
         elif style is not None and style not in _NOTHING:
             self._styled(name, module, style)
         else:
             for leaf in list(module._parameters):
-                if (own := self.plan.tensor.get(f"{starred}.{leaf}")) is not None:
+                if (own := self.styles.tensor.get(f"{starred}.{leaf}")) is not None:
                     self._parameter(name, module, leaf, own)
 
     def _styled(self, name: str, module: nn.Module, style: str) -> None:
@@ -240,7 +240,7 @@ class _Dividing:
         setattr(self.model.get_submodule(parent), leaf, new)
         for parameter, layout in new.tensor_slots().items():
             slot, shape = layout.slots[""], tuple(new.get_parameter(parameter).shape)
-            self.parts[f"{name}.{parameter}"] = Part(slot.window, shape, slot.local, layout.default)
+            self.parts[f"{name}.{parameter}"] = RankPart(slot.window, shape, slot.local, layout.default)
         new.train(old.training)
 
     def _embedding(self, name: str, module: nn.Embedding) -> None:
@@ -254,7 +254,7 @@ class _Dividing:
             return
         layout = ours.tensor_slots()["weight"]
         slot = layout.slots[""]
-        self._cut(name, module, "weight", Part(slot.window, tuple(ours.weight.shape), slot.local, layout.default))
+        self._cut(name, module, "weight", RankPart(slot.window, tuple(ours.weight.shape), slot.local, layout.default))
         module.padding_idx = None
         expert_hooks.look_up_by_rank(module, ours)
 
@@ -266,10 +266,10 @@ class _Dividing:
             if parameter is None:
                 continue
             part, where = whole(parameter), f"{starred}.{leaf}"
-            if self.plan.expert.get(where) == _EXPERT_PARAMETERS:
+            if self.styles.expert.get(where) == _EXPERT_PARAMETERS:
                 count = parameter.shape[0]
                 part = cut_experts(part, self.parallel, name)
-            own = self.plan.tensor.get(where)
+            own = self.styles.tensor.get(where)
             if own is not None:
                 packed = own == "colwise" and leaf == "gate_up_proj" and getattr(module, "is_concatenated", True)
                 # Plans say colwise where the tensor on disk has gate and up in turns; what is divided here has not.
@@ -300,7 +300,7 @@ class _Dividing:
         if parameter is not None and style not in _NOTHING:
             self._cut(name, module, leaf, _cut_by(style, whole(parameter), self.ranks, f"{name}.{leaf}"))
 
-    def _cut(self, name: str, module: nn.Module, leaf: str, part: Part) -> None:
+    def _cut(self, name: str, module: nn.Module, leaf: str, part: RankPart) -> None:
         old = module._parameters[leaf]
         assert old is not None
         made = torch.empty(part.shape, dtype=old.dtype, device="meta")
@@ -308,7 +308,7 @@ class _Dividing:
         self.parts[f"{name}.{leaf}"] = part
 
 
-def _cut_by(style: str, part: Part, ranks: Ranks, what: str) -> Part:
+def _cut_by(style: str, part: RankPart, ranks: Ranks, what: str) -> RankPart:
     """Return the part of a bare parameter that a style gives a rank."""
     dims = len(part.shape)
     if style == "rowwise":
@@ -322,16 +322,16 @@ def _cut_by(style: str, part: Part, ranks: Ranks, what: str) -> Part:
     raise ConfigError(f"{what}: the style {style!r} of a parameter is not known here")
 
 
-def _rows(parameter: nn.Parameter | None, rows: range) -> Part:
+def _rows(parameter: nn.Parameter | None, rows: range) -> RankPart:
     assert parameter is not None
     return whole(parameter).rows(rows)
 
 
-def _divided(tensor: Any, part: Part) -> Any:
+def _divided(tensor: Any, part: RankPart) -> Any:
     if part.nothing:
         absent = frozenset(tensor.slots)
         return replace(tensor, shape=part.shape, slots={}, default=part.default, absent=absent)
-    return replace(geometry.divided(tensor, part.region, part.shape, into=part.into), default=part.default)
+    return replace(divided(tensor, part.region, part.shape, into=part.into), default=part.default)
 
 
 def _starred(name: str) -> str:

@@ -22,7 +22,7 @@ from tensorferry.compat.transformers.configs import (
     loaded_config,
     refuse_impossible,
 )
-from tensorferry.compat.transformers.dividing import divided, ranks_of
+from tensorferry.compat.transformers.dividing import adapt_divided, ranks_of
 from tensorferry.compat.transformers.gguf_files import config_from_file, differences
 from tensorferry.compat.transformers.own_configs import brings_config, own_config
 from tensorferry.config import ParallelConfig, ReadOptions
@@ -143,7 +143,7 @@ def load_model(
                 config=config,
                 name=name,
             )
-            how = divided(model, checkpoint, parallel, group, replicated=replicated)
+            how = adapt_divided(model, checkpoint, parallel, group, replicated=replicated)
             prepared = prepare(model, checkpoint, strict=strict, adapted=how)
             prepared = replace(prepared, notes=(*notes, *prepared.notes))
             refuse_misfit(prepared)

@@ -10,11 +10,11 @@ from tensorferry.config import ParallelConfig
 from tensorferry.core.boxes import Box, Region, Shape
 from tensorferry.parallel import Ranks, even_part, placed_experts
 
-__all__ = ["Part", "cut_dim", "cut_experts", "cut_packed", "whole"]
+__all__ = ["RankPart", "cut_dim", "cut_experts", "cut_packed", "whole"]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RankPart:
     """A rank's part of a parameter.
 
     region: what it has of the whole. shape: of its parameter. into: where in that the part lies; None for all of it.
@@ -27,23 +27,23 @@ class Part:
     default: float | None = None
     nothing: bool = False
 
-    def rows(self, rows: range) -> Part:
+    def rows(self, rows: range) -> RankPart:
         """Return the part that has these of the first dimension of this one, which is whole."""
         return _cut(self, 0, rows)
 
 
-def whole(parameter: torch.Tensor) -> Part:
+def whole(parameter: torch.Tensor) -> RankPart:
     """Return the part that is all of a parameter."""
     shape = tuple(parameter.shape)
-    return Part(Region.whole(shape), shape)
+    return RankPart(Region.whole(shape), shape)
 
 
-def cut_dim(part: Part, dim: int, ranks: Ranks, what: str) -> Part:
+def cut_dim(part: RankPart, dim: int, ranks: Ranks, what: str) -> RankPart:
     """Return the rank's share of dimension `dim`. Raises ConfigError where the ranks do not divide it."""
     return _cut(part, dim, even_part(part.shape[dim], ranks.size, ranks.rank, what=f"{what}, dimension {dim}"))
 
 
-def cut_packed(part: Part, dim: int, ranks: Ranks, what: str) -> Part:
+def cut_packed(part: RankPart, dim: int, ranks: Ranks, what: str) -> RankPart:
     """Return the rank's share of each half of dimension `dim`, such as of gate and of up. Raises ConfigError."""
     size = part.shape[dim]
     mine = even_part(size // 2, ranks.size, ranks.rank, what=f"{what}, half of dimension {dim}")
@@ -55,13 +55,13 @@ def cut_packed(part: Part, dim: int, ranks: Ranks, what: str) -> Part:
     return replace(part, region=Region(halves, Box(start, stop)), shape=shape)
 
 
-def cut_experts(part: Part, parallel: ParallelConfig, what: str) -> Part:
+def cut_experts(part: RankPart, parallel: ParallelConfig, what: str) -> RankPart:
     """Return the rank's experts, which are numbered along the first dimension and dealt in blocks."""
     mine = placed_experts(part.shape[0], parallel.ep_size, parallel.ep_rank)
     return _cut(part, 0, range(mine[0], mine[-1] + 1))
 
 
-def _cut(part: Part, dim: int, mine: range) -> Part:
+def _cut(part: RankPart, dim: int, mine: range) -> RankPart:
     view, box = part.region.view, part.region.box
     start, stop = list(box.start), list(box.stop)
     start[dim], stop[dim] = mine.start, mine.stop

@@ -16,14 +16,14 @@ import torch
 from tensorferry.core.boxes import Box, Region, Shape
 from tensorferry.core.transforms import Chain, Take, Transform, Transpose
 
-__all__ = ["Opaque", "Piece", "Symbol"]
+__all__ = ["Inlay", "Opaque", "Symbol"]
 
 
 class Opaque(Exception):
     """An operation is not one that only moves whole boxes."""
 
 
-class Piece(NamedTuple):
+class Inlay(NamedTuple):
     """A box of an entry that lies in a box of a tensor.
 
     into: where, in the tensor. entry: its name. shape: of the whole entry. taken: which part of the entry.
@@ -65,13 +65,13 @@ class Symbol:
     """
 
     shape: torch.Size
-    pieces: tuple[Piece, ...]
+    pieces: tuple[Inlay, ...]
 
     @classmethod
     def of_entry(cls, name: str, shape: Shape) -> Symbol:
         """Return the tensor that is all of one entry."""
         whole = Box.whole(shape)
-        return cls(torch.Size(shape), (Piece(whole, name, tuple(shape), whole, tuple(range(len(shape)))),))
+        return cls(torch.Size(shape), (Inlay(whole, name, tuple(shape), whole, tuple(range(len(shape)))),))
 
     @classmethod
     def __torch_function__(
@@ -129,7 +129,7 @@ def _stack(tensors: Sequence[Symbol], dim: int = 0) -> Symbol:
 def _unsqueeze(tensor: Symbol, dim: int) -> Symbol:
     d = _axis(tensor, dim, 1)
 
-    def widened(p: Piece) -> Piece:
+    def widened(p: Inlay) -> Inlay:
         into = Box((*p.into.start[:d], 0, *p.into.start[d:]), (*p.into.stop[:d], 1, *p.into.stop[d:]))
         return p._replace(into=into, dims=tuple(k if k is None or k < d else k + 1 for k in p.dims))
 
@@ -141,7 +141,7 @@ def _squeeze(tensor: Symbol, dim: int) -> Symbol:
     if tensor.shape[d] != 1:
         return tensor
 
-    def narrowed(p: Piece) -> Piece:
+    def narrowed(p: Inlay) -> Inlay:
         into = Box((*p.into.start[:d], *p.into.start[d + 1 :]), (*p.into.stop[:d], *p.into.stop[d + 1 :]))
         return p._replace(into=into, dims=tuple(None if k is None or k == d else k - (k > d) for k in p.dims))
 
@@ -155,7 +155,7 @@ def _narrow(tensor: Symbol, dim: int, start: int, length: int) -> Symbol:
     return Symbol(torch.Size(shape), tuple(p for p in kept if p is not None))
 
 
-def _cut(piece: Piece, d: int, start: int, stop: int) -> Piece | None:
+def _cut(piece: Inlay, d: int, start: int, stop: int) -> Inlay | None:
     """Return what is left of a piece between `start` and `stop` of dimension `d`, seen from `start`."""
     a, b = max(piece.into.start[d], start), min(piece.into.stop[d], stop)
     if a >= b:
@@ -198,7 +198,7 @@ def _unbind(tensor: Symbol, dim: int = 0) -> tuple[Symbol, ...]:
 def _permute(tensor: Symbol, *dims: Any) -> Symbol:
     order = [_axis(tensor, d) for d in (dims[0] if len(dims) == 1 and not isinstance(dims[0], int) else dims)]
 
-    def moved(p: Piece) -> Piece:
+    def moved(p: Inlay) -> Inlay:
         into = Box(tuple(p.into.start[d] for d in order), tuple(p.into.stop[d] for d in order))
         return p._replace(into=into, dims=tuple(None if k is None else order.index(k) for k in p.dims))
 

@@ -13,11 +13,11 @@ from tensorferry.errors import ConfigError, shown
 from tensorferry.formats.opening import file_format
 from tensorferry.storage.base import Storage, SupportsLocalPath
 
-__all__ = ["Batch", "Part", "batches", "needed_by"]
+__all__ = ["FileBatch", "WantedTensor", "batches", "needed_by"]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class WantedTensor:
     """A tensor of a file: `region` of the entry, counted in its elements, or all of it."""
 
     entry: TensorEntry
@@ -30,7 +30,7 @@ class Part:
 
 
 @dataclass(slots=True)
-class Batch:
+class FileBatch:
     """Files that are read together, in which each wanted name is there once.
 
     paths: real ones, absolute. labels: what messages call the files. parts: what each wanted name in the files is.
@@ -39,7 +39,7 @@ class Batch:
 
     paths: list[str] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
-    parts: dict[str, Part] = field(default_factory=dict)
+    parts: dict[str, WantedTensor] = field(default_factory=dict)
     largest: int = 0
     names: set[str] = field(default_factory=set, repr=False)
 
@@ -48,7 +48,7 @@ class Batch:
         return self.names.isdisjoint(wanted) and self.parts.keys().isdisjoint(names)
 
 
-def needed_by(plan: Plan) -> list[Part]:
+def needed_by(plan: Plan) -> list[WantedTensor]:
     """Return what has to be read for `plan`, chunk by chunk; entries of which no element is needed are left out."""
     wanted: dict[str, tuple[TensorEntry, list[Region]]] = {}
     for step in plan.steps:
@@ -63,7 +63,7 @@ def needed_by(plan: Plan) -> list[Part]:
     ]
 
 
-def parts_of(entry: TensorEntry) -> Iterator[Part]:
+def parts_of(entry: TensorEntry) -> Iterator[WantedTensor]:
     """Yield the chunks of an entry. Raises ConfigError for one that lies in no file."""
     if not entry.chunks:
         raise ConfigError(
@@ -71,21 +71,21 @@ def parts_of(entry: TensorEntry) -> Iterator[Part]:
             "tensorferry read it, with another load_format"
         )
     for chunk in entry.chunks:
-        yield Part(entry, _region(entry, chunk))
+        yield WantedTensor(entry, _region(entry, chunk))
 
 
-def batches(storage: Storage, parts: Sequence[Part], *, reader: str, dtypes: frozenset[str]) -> list[Batch]:
+def batches(storage: Storage, parts: Sequence[WantedTensor], *, reader: str, dtypes: frozenset[str]) -> list[FileBatch]:
     """Return what is to be read for `parts`, files in their order.
 
     reader: what messages call the library. dtypes: the types that it knows; a file with another one is refused.
 
     Raises ConfigError for what no library can read: files that are not on this machine, or no safetensors; types.
     """
-    by_file: dict[str, dict[tuple[int, int], Part]] = {}
+    by_file: dict[str, dict[tuple[int, int], WantedTensor]] = {}
     for part in parts:
         span = _span(part, reader)
         by_file.setdefault(span.file, {})[span.offset, span.length] = part
-    found = [Batch()]
+    found = [FileBatch()]
     for file, wanted in by_file.items():
         path = storage.local_path(file) if isinstance(storage, SupportsLocalPath) else None
         if path is None:
@@ -99,7 +99,9 @@ def batches(storage: Storage, parts: Sequence[Part], *, reader: str, dtypes: fro
     return [batch for batch in found if batch.paths]
 
 
-def _add(found: list[Batch], file: str, path: str, header: Catalogue, wanted: Mapping[tuple[int, int], Part]) -> None:
+def _add(
+    found: list[FileBatch], file: str, path: str, header: Catalogue, wanted: Mapping[tuple[int, int], WantedTensor]
+) -> None:
     spans = {(e.span.offset, e.span.length): name for name, e in header.items() if e.span is not None}
     odd = next((part for at, part in wanted.items() if at not in spans), None)
     if odd is not None:
@@ -109,7 +111,7 @@ def _add(found: list[Batch], file: str, path: str, header: Catalogue, wanted: Ma
         )
     names = {spans[at]: part for at, part in wanted.items()}
     if not found[-1].fits(header, names):
-        found.append(Batch())
+        found.append(FileBatch())
     batch = found[-1]
     batch.paths.append(path)
     batch.labels.append(file)
@@ -119,7 +121,7 @@ def _add(found: list[Batch], file: str, path: str, header: Catalogue, wanted: Ma
     batch.largest = max(batch.largest, start, *(length for _, length in wanted))
 
 
-def _span(part: Part, reader: str) -> Span:
+def _span(part: WantedTensor, reader: str) -> Span:
     """Return where the bytes of a part are, in one run."""
     chunk = next((c for c in part.entry.chunks if _region(part.entry, c) == part.region), None)
     if chunk is None or chunk.span is None or chunk.strides is not None:

@@ -15,7 +15,7 @@ from tensorferry.errors import PlanError, ReadError, TensorferryError, shown
 from tensorferry.execute.base import Counters, OnReady, Parameters
 from tensorferry.execute.feed import Feeder
 from tensorferry.execute.placing import region_of
-from tensorferry.loaders.third_party.batches import Batch, Part, batches, needed_by, parts_of
+from tensorferry.loaders.third_party.batches import FileBatch, WantedTensor, batches, needed_by, parts_of
 from tensorferry.numerics.torch_dtypes import torch_dtype, torch_shape
 from tensorferry.progress import SILENT, Progress
 from tensorferry.storage.base import Storage
@@ -44,10 +44,10 @@ class LibraryExecutor(ABC):
     borrowed: bool = True
 
     @abstractmethod
-    def tensors(self, batch: Batch) -> Tensors:
+    def tensors(self, batch: FileBatch) -> Tensors:
         """Yield what the library reads of the files of `batch`: at least every name in ``batch.parts``, each once."""
 
-    def check(self, wanted: Sequence[Batch]) -> None:  # noqa: B027 - most refuse nothing
+    def check(self, wanted: Sequence[FileBatch]) -> None:  # noqa: B027 - most refuse nothing
         """Raise ConfigError where the library would refuse `wanted`; called before anything is touched."""
 
     @property
@@ -94,7 +94,7 @@ class LibraryExecutor(ABC):
         parts = [part for entry in entries if entry.nbytes for part in parts_of(entry)]
         return self._streamed(self._batches(storage, parts), entries, counters)
 
-    def _streamed(self, wanted: Sequence[Batch], entries: Sequence[TensorEntry], counters: Counters) -> Tensors:
+    def _streamed(self, wanted: Sequence[FileBatch], entries: Sequence[TensorEntry], counters: Counters) -> Tensors:
         left = {entry.name: len(entry.chunks) for entry in entries}
         begun: dict[str, torch.Tensor] = {}
         for entry in entries:
@@ -113,12 +113,12 @@ class LibraryExecutor(ABC):
                 if not left[name]:
                     yield name, begun.pop(name)
 
-    def _batches(self, storage: Storage, parts: Sequence[Part]) -> list[Batch]:
+    def _batches(self, storage: Storage, parts: Sequence[WantedTensor]) -> list[FileBatch]:
         wanted = batches(storage, parts, reader=self.name, dtypes=self.dtypes)
         self.check(wanted)
         return wanted
 
-    def _parts(self, wanted: Sequence[Batch]) -> Generator[tuple[Part, torch.Tensor], None, None]:
+    def _parts(self, wanted: Sequence[FileBatch]) -> Generator[tuple[WantedTensor, torch.Tensor], None, None]:
         """Yield each part once, or raise ReadError."""
         for batch in wanted:
             came = set[str]()
@@ -132,7 +132,7 @@ class LibraryExecutor(ABC):
                 listed = few(map(shown, never), _LISTED)
                 raise ReadError(f"{_files(batch)}: {self.name} handed on all but {len(never)} of its tensors: {listed}")
 
-    def _told(self, batch: Batch) -> Tensors:
+    def _told(self, batch: FileBatch) -> Tensors:
         """Yield what the library does; what it raises comes as ReadError, with the files."""
         try:
             with closing(self.tensors(batch)) as tensors:
@@ -148,9 +148,9 @@ def _empty(entry: TensorEntry, device: torch.device) -> torch.Tensor:
     return torch.empty(torch_shape(entry.dtype, entry.shape), dtype=torch_dtype(entry.dtype), device=device)
 
 
-def _total(wanted: Sequence[Batch]) -> int:
+def _total(wanted: Sequence[FileBatch]) -> int:
     return sum(part.nbytes for batch in wanted for part in batch.parts.values())
 
 
-def _files(batch: Batch) -> str:
+def _files(batch: FileBatch) -> str:
     return few(map(shown, batch.labels), _LISTED, what="file")

@@ -10,7 +10,7 @@ import torch
 
 from tensorferry.config import expect
 from tensorferry.errors import ConfigError
-from tensorferry.loaders.third_party.batches import Batch
+from tensorferry.loaders.third_party.batches import FileBatch
 from tensorferry.loaders.third_party.executor import COMMON_TYPES, LibraryExecutor, Tensors
 from tensorferry.loaders.third_party.library import Library
 from tensorferry.loaders.third_party.loader import ThirdPartyLoader
@@ -48,7 +48,7 @@ class FastsafetensorsExecutor(LibraryExecutor):
     name = "fastsafetensors"
     dtypes = COMMON_TYPES
 
-    def tensors(self, batch: Batch) -> Tensors:
+    def tensors(self, batch: FileBatch) -> Tensors:
         loader = _LIBRARY.imported().ParallelLoader(
             None,
             list(batch.paths),

@@ -8,7 +8,7 @@ import torch
 
 from tensorferry.config import expect
 from tensorferry.errors import ConfigError
-from tensorferry.loaders.third_party.batches import Batch
+from tensorferry.loaders.third_party.batches import FileBatch
 from tensorferry.loaders.third_party.executor import COMMON_TYPES, LibraryExecutor, Tensors
 from tensorferry.loaders.third_party.library import Library
 from tensorferry.loaders.third_party.loader import ThirdPartyLoader
@@ -53,7 +53,7 @@ class InstantTensorExecutor(LibraryExecutor):
     borrowed = False
     dtypes = COMMON_TYPES | {"C64", "F8_E4M3FNUZ", "F8_E5M2FNUZ"}
 
-    def tensors(self, batch: Batch) -> Tensors:
+    def tensors(self, batch: FileBatch) -> Tensors:
         with _LIBRARY.imported().safe_open(
             list(batch.paths),
             framework="pt",

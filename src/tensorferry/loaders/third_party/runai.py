@@ -12,7 +12,7 @@ import torch
 
 from tensorferry.config import expect
 from tensorferry.errors import ConfigError
-from tensorferry.loaders.third_party.batches import Batch
+from tensorferry.loaders.third_party.batches import FileBatch
 from tensorferry.loaders.third_party.executor import COMMON_TYPES, LibraryExecutor, Tensors
 from tensorferry.loaders.third_party.library import Library
 from tensorferry.loaders.third_party.loader import ThirdPartyLoader
@@ -63,7 +63,7 @@ class RunaiExecutor(LibraryExecutor):
     name = "runai_streamer"
     dtypes = COMMON_TYPES | {"C64"}
 
-    def check(self, wanted: Sequence[Batch]) -> None:
+    def check(self, wanted: Sequence[FileBatch]) -> None:
         """Refuse a limit that is smaller than the largest thing that is read at once; see `LibraryExecutor`."""
         limit, largest = self.options.memory_limit, max((batch.largest for batch in wanted), default=0)
         if limit is not None and 0 < limit < largest:
@@ -72,7 +72,7 @@ class RunaiExecutor(LibraryExecutor):
                 "for one tensor at a time"
             )
 
-    def tensors(self, batch: Batch) -> Tensors:
+    def tensors(self, batch: FileBatch) -> Tensors:
         with _LIBRARY.imported().SafetensorsStreamer() as streamer:
             with _environment(self._settings(batch)):
                 streamer.stream_files(
@@ -85,7 +85,7 @@ class RunaiExecutor(LibraryExecutor):
             with closing(streamer.get_tensors()) as tensors:
                 yield from tensors
 
-    def _settings(self, batch: Batch) -> dict[str, str]:
+    def _settings(self, batch: FileBatch) -> dict[str, str]:
         """Return what the library takes from the environment only."""
         limit = self.options.memory_limit
         settings = {"MEMORY_LIMIT": str(max(self.bound, batch.largest) if limit is None else limit)}

@@ -9,11 +9,11 @@ from typing import Any
 
 from tensorferry.compat.gguf.collecting import Field
 
-__all__ = ["COMMON", "FAMILIES", "Family"]
+__all__ = ["COMMON", "MODEL_KINDS", "ModelKind"]
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class ModelKind:
     """A kind of model of transformers: its ``model_type``, its class, and its fields beside the common ones.
 
     theta: the base of the rotary embedding that is assumed where a file does not say.
@@ -40,35 +40,35 @@ _SILU: Mapping[str, Any] = {"hidden_act": "silu"}
 _GELU: Mapping[str, Any] = {"hidden_activation": "gelu_pytorch_tanh"}
 _WINDOW = Field("sliding_window", "attention.sliding_window", otherwise=None)
 
-FAMILIES: Mapping[str, Family] = MappingProxyType(
+MODEL_KINDS: Mapping[str, ModelKind] = MappingProxyType(
     {
-        "llama": Family("llama", "LlamaForCausalLM", (_WIDTH,), _SILU),
-        "mistral": Family("mistral", "MistralForCausalLM", (_WIDTH,), _SILU),
-        "mixtral": Family(
+        "llama": ModelKind("llama", "LlamaForCausalLM", (_WIDTH,), _SILU),
+        "mistral": ModelKind("mistral", "MistralForCausalLM", (_WIDTH,), _SILU),
+        "mixtral": ModelKind(
             "mixtral",
             "MixtralForCausalLM",
             (_WIDTH, Field("num_local_experts", "expert_count"), _USED, _WINDOW),
             _SILU,
             theta=1e6,
         ),
-        "qwen2": Family("qwen2", "Qwen2ForCausalLM", (_WIDTH,), {**_SILU, "use_sliding_window": False}, theta=1e6),
-        "qwen3": Family("qwen3", "Qwen3ForCausalLM", (_WIDTH,), {**_SILU, "use_sliding_window": False}, theta=1e6),
-        "qwen2moe": Family(
+        "qwen2": ModelKind("qwen2", "Qwen2ForCausalLM", (_WIDTH,), {**_SILU, "use_sliding_window": False}, theta=1e6),
+        "qwen3": ModelKind("qwen3", "Qwen3ForCausalLM", (_WIDTH,), {**_SILU, "use_sliding_window": False}, theta=1e6),
+        "qwen2moe": ModelKind(
             "qwen2_moe",
             "Qwen2MoeForCausalLM",
             (*_EXPERTS, Field("norm_topk_prob", "expert_weights_norm", "flag", otherwise=False)),
             {**_SILU, "use_sliding_window": False, "decoder_sparse_step": 1},
             theta=1e6,
         ),
-        "qwen3moe": Family(
+        "qwen3moe": ModelKind(
             "qwen3_moe",
             "Qwen3MoeForCausalLM",
             (*_EXPERTS, Field("norm_topk_prob", "expert_weights_norm", "flag", otherwise=True)),
             {**_SILU, "use_sliding_window": False, "decoder_sparse_step": 1},
             theta=1e6,
         ),
-        "gemma": Family("gemma", "GemmaForCausalLM", (_WIDTH,), {"hidden_act": "gelu_pytorch_tanh"}),
-        "gemma2": Family(
+        "gemma": ModelKind("gemma", "GemmaForCausalLM", (_WIDTH,), {"hidden_act": "gelu_pytorch_tanh"}),
+        "gemma2": ModelKind(
             "gemma2",
             "Gemma2ForCausalLM",
             (
@@ -79,7 +79,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             ),
             _GELU,
         ),
-        "gemma3": Family(
+        "gemma3": ModelKind(
             "gemma3_text",
             "Gemma3ForCausalLM",
             (
@@ -90,8 +90,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             _GELU,
             theta=1e6,
         ),
-        "phi3": Family("phi3", "Phi3ForCausalLM", (_WIDTH,), _SILU),
-        "deepseek2": Family(
+        "phi3": ModelKind("phi3", "Phi3ForCausalLM", (_WIDTH,), _SILU),
+        "deepseek2": ModelKind(
             "deepseek_v3",
             "DeepseekV3ForCausalLM",
             (
@@ -110,7 +110,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             ),
             _SILU,
         ),
-        "gpt-oss": Family(
+        "gpt-oss": ModelKind(
             "gpt_oss",
             "GptOssForCausalLM",
             (

@@ -18,12 +18,12 @@ from tensorferry.core.rules import Drop, Ignore, Rule
 from tensorferry.core.target import Slot
 from tensorferry.core.transforms import TensorSpec, Transform
 
-__all__ = ["Origin", "Origins"]
+__all__ = ["Ingredient", "Ingredients"]
 
 _NUMBERS = DTYPES["F32"]
 
 
-class Origin(NamedTuple):
+class Ingredient(NamedTuple):
     """An entry that a tensor of a transformers checkpoint is made of, or the part `slot` of it."""
 
     entry: str
@@ -32,30 +32,30 @@ class Origin(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Origins:
+class Ingredients:
     """What the entries of a checkpoint are to transformers.
 
     of: by the name that transformers' own checkpoints have. shapes: by the same names, what `via` makes of the entry.
     rules: for entries that no tensor is made of.
     """
 
-    of: Mapping[str, Sequence[Origin]]
+    of: Mapping[str, Sequence[Ingredient]]
     shapes: Mapping[str, Shape]
     rules: Sequence[Rule] = ()
     names: Naming | None = field(default=None)
 
     @classmethod
-    def find(cls, catalogue: Catalogue, config: Any) -> Origins:
-        """Return the origins in `catalogue` for a model of `config`. Raises ConfigError."""
+    def find(cls, catalogue: Catalogue, config: Any) -> Ingredients:
+        """Return the ingredients in `catalogue` for a model of `config`. Raises ConfigError."""
         names = _naming(catalogue, config)
         if names is None:
-            same = {name: (Origin(name),) for name in catalogue}
+            same = {name: (Ingredient(name),) for name in catalogue}
             return cls(same, {entry.name: entry.shape for entry in catalogue.values()})
         return _translated(catalogue, names)
 
-    def of_name(self, name: str) -> Sequence[Origin]:
+    def of_name(self, name: str) -> Sequence[Ingredient]:
         """Return what a tensor is made of; for a name that should be there and is not, an entry of that name."""
-        return self.of.get(name) or (Origin(name),)
+        return self.of.get(name) or (Ingredient(name),)
 
     def slots_of(self, name: str) -> Mapping[str, Slot]:
         """Return the slots of a tensor that several entries make up, or that has other shapes too."""
@@ -70,8 +70,8 @@ def _naming(catalogue: Catalogue, config: Any) -> Naming | None:
     return foreign_naming(catalogue, text.to_dict())
 
 
-def _translated(catalogue: Catalogue, names: Naming) -> Origins:
-    origins: dict[str, list[Origin]] = defaultdict(list)
+def _translated(catalogue: Catalogue, names: Naming) -> Ingredients:
+    ingredients: dict[str, list[Ingredient]] = defaultdict(list)
     shapes: dict[str, Shape] = {}
     rules: list[Rule] = []
     for entry in catalogue.values():
@@ -81,13 +81,13 @@ def _translated(catalogue: Catalogue, names: Naming) -> Origins:
         elif route is not None and route.dropped is not None:
             rules.append(Drop(entry.name, route.dropped))
         elif route is None:
-            origins[entry.name].append(Origin(entry.name))
+            ingredients[entry.name].append(Ingredient(entry.name))
             shapes[entry.name] = entry.shape
         else:
             for to in route.to:
-                origins[to.into].append(Origin(entry.name, to.slot, to.via))
+                ingredients[to.into].append(Ingredient(entry.name, to.slot, to.via))
                 shapes[to.into] = _made(entry, to.via)
-    return Origins(origins, shapes, rules, names)
+    return Ingredients(ingredients, shapes, rules, names)
 
 
 def _made(entry: TensorEntry, via: Transform | None) -> Shape:
