@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from helpers.checkpoints import ar
+from helpers.checkpoints import ar, write_safetensors
 from helpers.sharded_models import (
     HIDDEN,
     Attention,
@@ -24,13 +24,14 @@ from helpers.sharded_models import (
     part,
     ranks,
 )
-from tensorferry import ParallelConfig, ReadOptions, load, open_checkpoint
+from tensorferry import ParallelConfig, ReadOptions, convert, load, open_checkpoint
 from tensorferry.core.rules import Place
 from tensorferry.core.ruleset import RuleSet
 from tensorferry.core.target import Layout, Slot
 from tensorferry.errors import ConfigError
 from tensorferry.loaders.saving import save_sharded_state
 from tensorferry.modules.describe import describe
+from tensorferry.parallel import VocabParallelEmbedding
 
 SIZES = (1, 2, 3, 4)
 
@@ -199,6 +200,19 @@ def test_as_a_checkpoint_a_state_has_what_is_tied_under_every_name(tmp_path: Pat
         found = dict(checkpoint.tensors())
     assert found.keys() == {f"{name}.weight[{slot}]" for name in ("a_head", "embed") for slot in "qkv"}
     assert all(torch.equal(found[f"embed.weight[{slot}]"], found[f"a_head.weight[{slot}]"]) for slot in "qkv")
+
+
+def test_a_converted_state_fills_a_layer_that_is_padded_for_one_rank_too(tmp_path: Path) -> None:
+    words = ar(7, 4, start=1)
+    write_safetensors(tmp_path / "src" / "model.safetensors", {"weight": words})
+    convert(tmp_path / "src", tmp_path / "state", to="sharded_state")
+    for parallel in (ParallelConfig(), *ranks(2, experts=False)):
+        layer = VocabParallelEmbedding(7, 4, parallel=parallel)
+        load_rank(tmp_path / "state", layer, parallel)
+        start = parallel.tp_rank * len(layer.weight)
+        held = words[start : start + len(layer.weight)]
+        assert torch.equal(layer.weight[: len(held)], held)
+        assert not layer.weight[len(held) :].any()
 
 
 class Undeclared(nn.Module):
