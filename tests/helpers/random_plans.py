@@ -269,11 +269,31 @@ def joins(draw: st.DrawFn, world: World, n: int) -> None:
 
 
 @st.composite
+def narrow_columns(draw: st.DrawFn, world: World, n: int) -> None:
+    """Add a wide matrix, or a stack of them, of which a parameter takes a few columns: many runs at equal distances."""
+    dtype = DTYPES[draw(st.sampled_from((*PLAIN, *PACKED)))]
+    shape = (*draw(shapes(most=3, rank=1)), draw(st.integers(2, 9)), dtype.block * draw(st.integers(4, 24)))
+    draw(entries(world, f"n{n}", dtype, shape, odd=draw(st.booleans())))
+    start = dtype.block * draw(st.integers(0, shape[-1] // dtype.block - 1))
+    stop = min(shape[-1], start + dtype.block * draw(st.integers(1, 3)))
+    first = draw(st.integers(0, shape[-2] - 1))
+    lead = [0] * (len(shape) - 2)
+    window = Region(shape, Box((*lead, first, start), (*shape[:-1], stop)))
+    wide = (*window.shape[:-1], window.shape[-1] + draw(st.sampled_from([0, 2 * dtype.block])))
+    local = Region(wide, Box.whole(window.shape))
+    default = 3.0 if dtype.block == 1 and not local.is_whole else None
+    if default is None:
+        local = Region.whole(window.shape)
+    world.target[f"c{n}"] = TargetTensor(f"c{n}", dtype, local.view, {"": Slot(local, shape, window)}, default=default)
+    world.rules.append(Place(f"n{n}", f"c{n}"))
+
+
+@st.composite
 def worlds(draw: st.DrawFn) -> World:
     """Return a few entries, placed or joined into a few parameters."""
     world = World()
     for n in range(draw(st.integers(1, 4))):
-        draw(draw(st.sampled_from([placements, joins]))(world, n))
+        draw(draw(st.sampled_from([placements, joins, narrow_columns]))(world, n))
     return world
 
 
