@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Unpack
@@ -29,6 +29,8 @@ from tensorferry.core.unused import unused_patterns, unused_rules
 from tensorferry.core.wrappers import stripping_told, unwrapping
 from tensorferry.errors import ConfigError, FinalizeError, PlanError, TensorferryError, shown
 from tensorferry.execute.base import Counters, Executor
+from tensorferry.execute.lying import beginnings
+from tensorferry.execute.mapping import mapped_parameters
 from tensorferry.execute.placing import refuse_unwritable
 from tensorferry.execute.threaded import ThreadedExecutor
 from tensorferry.formats.merge import same_values
@@ -226,10 +228,11 @@ def run(
     settled = device_for(model, device)
     refuse_unwritable(made, {p.name: p.tensor for p in places(model)})
     seconds = dict(prepared.seconds)
-    executor = executor or ThreadedExecutor(options.workers)
+    executor = executor or ThreadedExecutor.of(options)
+    parameters = _memory(model, prepared, settled)
+    mapped = _mapped(prepared, parameters)
     with timed(seconds, "schedule"), collector_paused():
-        schedule = _lowered(made, options)
-    parameters = Materialized(model, prepared.target, settled)
+        schedule = _lowered(_without(made, mapped), options)
     completion = Completion(model, prepared.target, {s.parameter for s in made.steps}, done=prepared.processed)
 
     def ready(name: str) -> None:
@@ -241,19 +244,39 @@ def run(
     logger.info("loading %s: %s bytes to read", where, f"{schedule.bytes_read:,}")
     with _telling_what_was_touched(parameters), torch.no_grad():
         with timed(seconds, "load"):
+            parameters.adopt(mapped)
             counters = executor.run(
                 schedule, prepared.checkpoint.storage, parameters, on_ready=ready, progress=progress
             )
+            for name in mapped:
+                ready(name)
             prepared.checkpoint.storage.check_unchanged()
         with timed(seconds, "finalize"):
             _refuse_losses(counters, prepared.strict)
             computed = _finished(model, prepared, parameters, completion, settled)
     report = _report(prepared, executor, counters, computed, completion.processed, seconds)
-    report = replace(report, devices=_devices(model))
+    report = replace(report, devices=_devices(model), mapped_bytes=sum(t.nbytes for t in mapped.values()))
     for warning in report.warnings:
         logger.warning("%s: %s", where, shown(warning, 1000))
     logger.info("loaded %s in %.2f s", where, sum(report.seconds.values()))
     return report
+
+
+def _memory(model: nn.Module, prepared: Prepared, device: torch.device) -> Materialized:
+    options = prepared.checkpoint.options
+    where = beginnings(prepared.plan) if options.direct != "never" else {}
+    return Materialized(model, prepared.target, device, beginnings=where, huge_pages=options.huge_pages)
+
+
+def _mapped(prepared: Prepared, parameters: Materialized) -> dict[str, torch.Tensor]:
+    """Return the parameters that are to be views of mapped files; none unless that was asked for."""
+    if not prepared.checkpoint.options.mapped:
+        return {}
+    return mapped_parameters(prepared.plan, prepared.checkpoint.storage, parameters.replaceable)
+
+
+def _without(made: Plan, names: Collection[str]) -> Plan:
+    return replace(made, steps=tuple(s for s in made.steps if s.parameter not in names)) if names else made
 
 
 def _lowered(made: Plan, options: ReadOptions) -> Schedule:
@@ -369,6 +392,8 @@ def _report(
         bytes_read=counters.bytes_read,
         reads=counters.reads,
         direct_bytes=counters.direct_bytes,
+        copied_bytes=counters.copied_bytes,
+        ways=counters.ways,
         staging_peak=counters.staging_peak,
         executor=type(executor).__name__,
         fingerprint=made.fingerprint,

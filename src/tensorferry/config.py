@@ -54,6 +54,17 @@ class ReadOptions:
     read. max_gap: largest hole between two needed ranges that is read over rather than skipped. waste: most bytes
     read for each byte needed. threads: reader threads; 0 for as many as the machine's cores, at most 8.
 
+    direct: whether reads go past the system's page cache: "auto" where the file lies on a disk of this machine and the
+    bytes are not in the cache, "never", or "always", which is refused where a file system cannot. keep_cache: whether
+    what a load brings into the page cache stays there; what was there before stays in either case.
+    mapped: whether parameters on meta become views of the mapped files, where their bytes lie there just as they are
+    wanted. That takes milliseconds and shares memory between processes, but the file must not change while they are in
+    use, and a file that is cut short kills the process. What is written to them stays in this process.
+    huge_pages: whether large parameters are asked to lie on huge pages.
+    pinned: whether what goes to GPUs is staged in pinned memory, which they fetch it from on their own time.
+    gpu_direct: whether GPUs read files by themselves, through kvikio: "never", "auto" where kvikio says that it can, or
+    "always", which is refused where kvikio is not installed.
+
     The defaults are what a local disk likes, cold or cached; `suited_to` gives those of other storages.
     """
 
@@ -62,13 +73,23 @@ class ReadOptions:
     max_gap: int = LOCAL.gap
     waste: float = 4096.0
     threads: int = 0
+    direct: Direct = "auto"
+    keep_cache: bool = True
+    mapped: bool = False
+    huge_pages: bool = False
+    pinned: bool = True
+    gpu_direct: Direct = "never"
 
     def __post_init__(self) -> None:
-        for option in fields(self):
-            value = getattr(self, option.name)
-            allowed = (int, float) if option.name == "waste" else (int,)
+        for name in ("max_staging", "max_read", "max_gap", "waste", "threads"):
+            value = getattr(self, name)
+            allowed = (int, float) if name == "waste" else (int,)
             if isinstance(value, bool) or not isinstance(value, allowed):
-                raise ConfigError(f"{option.name} must be a number, not {value!r}")
+                raise ConfigError(f"{name} must be a number, not {value!r}")
+        _one_of("direct", self.direct, get_args(Direct))
+        _one_of("gpu_direct", self.gpu_direct, get_args(Direct))
+        for name in ("keep_cache", "mapped", "huge_pages", "pinned"):
+            expect(name, getattr(self, name), bool, "true or false")
         if self.max_read < 4096 or self.max_staging < self.max_read:
             raise ConfigError(
                 f"max_read ({self.max_read:,}) must be at least 4,096 and at most max_staging ({self.max_staging:,})"
@@ -224,6 +245,11 @@ class LoadConfig:
         if self.threads and self.read.threads and self.threads != self.read.threads:
             raise ConfigError(f"threads {self.threads} contradicts read.threads {self.read.threads}: give one of them")
         threads = self.threads or self.read.threads
+        if self.strategy != "lazy" and (self.read.direct == "always" or not self.read.keep_cache):
+            raise ConfigError(
+                f"strategy {self.strategy!r} reads through the page cache: leave direct and keep_cache out, or take "
+                "the strategy 'lazy'"
+            )
         if threads > 1 and self.strategy != "lazy":
             raise ConfigError(
                 f"strategy {self.strategy!r} reads with one thread, and {threads} were asked for: leave threads out, "

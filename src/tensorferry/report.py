@@ -23,8 +23,11 @@ class Report:
     """The account of a load. Names are those of the model for parameters, of the checkpoint for entries.
 
     source: where the checkpoint is. selection: why these `files`. bytes_needed: what the plan needs; bytes_read: what
-    was requested, gaps included; direct_bytes: of these, read straight into parameters; bytes_compared: read before
-    the plan was made, to see whether tied tensors are equal. staging_peak: most bytes held beside the parameters.
+    was requested, gaps included; direct_bytes: of these, read straight into parameters; copied_bytes: copied in memory
+    after they had come; bytes_compared: read before the plan was made, to see whether tied tensors are equal.
+    mapped_bytes: not read, but mapped. ways: how bytes came, to how many: "direct" past the system's page cache,
+    "cached" as they were in it, "buffered" through it, with the reason. staging_peak: most bytes held beside the
+    parameters.
     dropped: entry to reason. ties: alias to owner. computed: filled by the model itself. streamed: filled by the
     model's own loader, with the reason. devices: to how many tensors are there in the end, buffers included. casts:
     "F32 -> BF16" to how many tensors. losses: parameter to (overflow, underflow): elements that were finite and not
@@ -59,6 +62,9 @@ class Report:
     warnings: tuple[str, ...] = ()
     verified: str = "contents not verified"
     bytes_compared: int = 0
+    copied_bytes: int = 0
+    mapped_bytes: int = 0
+    ways: Mapping[str, int] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -82,6 +88,11 @@ class Report:
         compared = human_bytes(self.bytes_compared)
         return [f"  read {compared} before, to compare tied tensors"] if self.bytes_compared else []
 
+    def _ways(self) -> list[str]:
+        mapped = [f"{human_bytes(self.mapped_bytes)} mapped"] if self.mapped_bytes else []
+        told = [*mapped, *(f"{human_bytes(n)} {way}" for way, n in self.ways.items())]
+        return [f"  came: {', '.join(told)}"] if set(self.ways) - {"buffered"} or mapped else []
+
     def _lines(self) -> list[str]:
         count, reads = counted(len(self.files), "file"), counted(self.reads, "read")
         read, needed, direct = map(human_bytes, (self.bytes_read, self.bytes_needed, self.direct_bytes))
@@ -90,6 +101,7 @@ class Report:
             f"  files: {self.selection}",
             f"  read {read} in {reads} for {needed} needed; {direct} straight into parameters, "
             f"at most {human_bytes(self.staging_peak)} staged",
+            *self._ways(),
             *self._compared(),
             *(
                 f"  on {device}: {counted(n, 'tensor')}"

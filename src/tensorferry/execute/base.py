@@ -38,13 +38,17 @@ class Counters:
     """What a run did, exactly.
 
     bytes_read and reads: requested from the storage. direct_bytes: of these, those that went straight into
-    parameters. staging_peak: most bytes staged at once. losses: what casts to a narrower range spoiled.
+    parameters; copied_bytes: those that were copied in memory after they had come. staging_peak: most bytes staged at
+    once. ways: how bytes came, to how many: "direct" past the page cache, "cached" as they were in it, "buffered"
+    through it, with the reason. losses: what casts to a narrower range spoiled.
     """
 
     bytes_read: int = 0
     reads: int = 0
     direct_bytes: int = 0
+    copied_bytes: int = 0
     staging_peak: int = 0
+    ways: dict[str, int] = field(default_factory=dict)
     losses: dict[str, Loss] = field(default_factory=dict)
 
     def lost(self, parameter: str, loss: Loss) -> None:
@@ -52,11 +56,19 @@ class Counters:
         if loss != Loss():
             self.losses[parameter] = self.losses.get(parameter, Loss()) + loss
 
+    def came(self, way: str, nbytes: int) -> None:
+        """Count bytes that came in some way."""
+        if nbytes:
+            self.ways[way] = self.ways.get(way, 0) + nbytes
+
     def absorb(self, other: Counters) -> None:
         """Add what another part of the same run did; peaks are the caller's."""
         self.bytes_read += other.bytes_read
         self.reads += other.reads
         self.direct_bytes += other.direct_bytes
+        self.copied_bytes += other.copied_bytes
+        for way, nbytes in other.ways.items():
+            self.came(way, nbytes)
         for parameter, loss in other.losses.items():
             self.lost(parameter, loss)
 

@@ -6,7 +6,6 @@ Nothing is kept: a portion is made by the ordinary executor while the one before
 from __future__ import annotations
 
 import hashlib
-import mmap
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from tensorferry.core.portions import portions
 from tensorferry.core.transforms import TensorSpec
 from tensorferry.errors import PlanError, shown
 from tensorferry.execute.base import Counters
+from tensorferry.execute.staging import anonymous
 from tensorferry.execute.threaded import ThreadedExecutor
 from tensorferry.numerics.memory import bytes_of
 from tensorferry.numerics.torch_dtypes import torch_dtype, torch_shape
@@ -154,7 +154,7 @@ class _Block:
         """Return `nbytes` uninitialized bytes, aligned; what was lent before is gone."""
         if nbytes > self._bytes.numel():
             self._bytes = torch.empty(0, dtype=torch.uint8, device="cpu")  # or both would be there for a moment
-            self._bytes = torch.frombuffer(mmap.mmap(-1, nbytes), dtype=torch.uint8)
+            self._bytes = anonymous(nbytes)
         return self._bytes[:nbytes]
 
 
@@ -184,7 +184,7 @@ class _Maker:
             max_staging=staging,
             waste=min(self.options.waste, self._waste),
         )
-        done = ThreadedExecutor(self.options.workers).run(schedule, self.storage, tensors)
+        done = ThreadedExecutor.of(self.options).run(schedule, self.storage, tensors)
         self.counters.absorb(done)
         self.counters.staging_peak = max(self.counters.staging_peak, done.staging_peak + 2 * size)
         return tensors

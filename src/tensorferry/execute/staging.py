@@ -12,7 +12,12 @@ from contextlib import contextmanager
 
 import torch
 
-__all__ = ["Staging"]
+__all__ = ["Staging", "anonymous"]
+
+
+def anonymous(nbytes: int) -> torch.Tensor:
+    """Return fresh memory (uint8, page-aligned) straight from the system, which goes back there with the tensor."""
+    return torch.frombuffer(mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.uint8)
 
 
 class Staging:
@@ -44,7 +49,7 @@ class Staging:
         block, keep = self._borrow(nbytes)
         try:
             if block is None:
-                block = torch.frombuffer(mmap.mmap(-1, self._block if keep else nbytes), dtype=torch.uint8)
+                block = anonymous(self._block if keep else nbytes)
             yield block[:nbytes]
         finally:
             self._note(-room)

@@ -1,7 +1,7 @@
 """The ordinary executor: a few threads read batches, straight into parameters where a copy would change nothing.
 
 What may be in memory at once is bounded by the schedule's `max_staging`. The first error wins, the others stop
-within one read, and no thread is left behind.
+within one read, and no thread is left behind, but where a read hangs: that is waited for a second, and no longer.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ import queue
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 
+from tensorferry.config import Direct, ReadOptions
+from tensorferry.core.amounts import counted
 from tensorferry.core.plan import Plan
 from tensorferry.core.schedule import Batch, Read, Schedule, Task
 from tensorferry.core.steps import is_packed
@@ -23,13 +25,14 @@ from tensorferry.execute.base import Counters, OnReady, Parameters, Remaining
 from tensorferry.execute.blame import reading_for
 from tensorferry.execute.device import DeviceExecutor, any_on_devices
 from tensorferry.execute.placing import in_place, perform
+from tensorferry.execute.pool import PATIENCE, Readers
 from tensorferry.execute.staging import Staging
+from tensorferry.execute.ways import Ways
 from tensorferry.numerics.dequantize import foresee
 from tensorferry.numerics.memory import bytes_of
 from tensorferry.progress import SILENT, Progress
 from tensorferry.storage.base import Storage
 from tensorferry.storage.gpu_direct import Use
-from tensorferry.storage.reading import read_runs, scatter
 
 __all__ = ["ThreadedExecutor"]
 
@@ -38,12 +41,34 @@ class ThreadedExecutor:
     """Runs batches in `threads` threads, in the order of the schedule.
 
     pinned: leave parameters on GPUs to a `DeviceExecutor`, which stages in pinned memory. gpu_direct: its option.
+    direct, keep_cache: as in `ReadOptions`.
     """
 
-    def __init__(self, threads: int, *, pinned: bool = True, gpu_direct: Use = "never") -> None:
+    def __init__(
+        self,
+        threads: int,
+        *,
+        pinned: bool = True,
+        gpu_direct: Use = "never",
+        direct: Direct = "auto",
+        keep_cache: bool = True,
+    ) -> None:
         self.threads = threads
         self.pinned = pinned
         self.gpu_direct = gpu_direct
+        self.direct: Direct = direct
+        self.keep_cache = keep_cache
+
+    @classmethod
+    def of(cls, options: ReadOptions) -> Self:
+        """Return the executor that reads as `options` say."""
+        return cls(
+            options.workers,
+            pinned=options.pinned,
+            gpu_direct=options.gpu_direct,
+            direct=options.direct,
+            keep_cache=options.keep_cache,
+        )
 
     def run(
         self,
@@ -57,24 +82,35 @@ class ThreadedExecutor:
         """Fill `parameters`; see `Executor`. `parameters` is looked up from several threads."""
         foresee(_elements_decoded(schedule.plan))
         if self.pinned and any_on_devices(parameters, schedule.plan):
+            others = ThreadedExecutor(self.threads, pinned=False, direct=self.direct, keep_cache=self.keep_cache)
             executor = DeviceExecutor(
-                self.threads, ThreadedExecutor(self.threads, pinned=False), gpu_direct=self.gpu_direct
+                self.threads, others, gpu_direct=self.gpu_direct, direct=self.direct, keep_cache=self.keep_cache
             )
             return executor.run(schedule, storage, parameters, on_ready=on_ready, progress=progress)
-        run = _Run(schedule, storage, parameters)
+        ways = Ways(storage, self.direct, self.keep_cache)
+        ways.refuse_impossible(read.file for batch in schedule.batches for read in batch.reads)
+        run = _Run(schedule, ways, parameters)
         progress.start(schedule.bytes_read, "weights")
-        pool = ThreadPoolExecutor(self.threads, thread_name_prefix="tensorferry")
+        readers = Readers[int](self.threads)
         try:
-            self._feed(run, pool, on_ready, progress)
-        finally:
+            self._feed(run, readers, on_ready, progress)
+        except BaseException as error:
             run.cancelled.set()
-            pool.shutdown(wait=True, cancel_futures=True)
+            if hanging := readers.close(PATIENCE):
+                error.add_note(
+                    f"tensorferry: {counted(hanging, 'read')} of {storage.uri} did not return within {PATIENCE:.0f} s "
+                    "and may still write to parameters when that ends: do not use them"
+                )
+            raise
+        else:
+            readers.close()
+        finally:
             run.error = None  # it knows this frame, and this frame it: nothing would be freed
             progress.finish()
         run.counters.staging_peak = run.staging.peak
         return run.counters
 
-    def _feed(self, run: _Run, pool: ThreadPoolExecutor, on_ready: OnReady | None, progress: Progress) -> None:
+    def _feed(self, run: _Run, readers: Readers[int], on_ready: OnReady | None, progress: Progress) -> None:
         bound, in_flight, waiting = run.schedule.max_staging, 0, 0
         remaining = Remaining.of_tasks(run.schedule)
 
@@ -98,7 +134,7 @@ class ThreadedExecutor:
                 settle()
             in_flight += size
             waiting += 1
-            pool.submit(run.work, number).add_done_callback(run.finished.put)
+            readers.submit(run.work, number).add_done_callback(run.finished.put)
         while waiting:
             settle()
 
@@ -112,7 +148,7 @@ class _Run:
     """What the threads of one run share."""
 
     schedule: Schedule
-    storage: Storage
+    ways: Ways
     parameters: Parameters
     counters: Counters = field(default_factory=Counters)
     finished: queue.SimpleQueue[Future[int]] = field(default_factory=queue.SimpleQueue)
@@ -151,8 +187,9 @@ class _Run:
                     return counters
                 outs = direct[n].outs if n in direct else [staged[n]]
                 with reading_for(self._entries(batch, n)):
-                    _read(self.storage, read, [bytes_of(out) for out in outs])
+                    _read(self.ways, read, [bytes_of(out) for out in outs], counters)
                 counters.direct_bytes += direct[n].placed if n in direct else 0
+                counters.copied_bytes += 0 if n in direct else read.length
                 counters.bytes_read += read.length
                 counters.reads += read.times
             for task in rest:
@@ -186,12 +223,12 @@ class _Run:
         return direct, rest
 
 
-def _read(storage: Storage, read: Read, outs: Sequence[memoryview]) -> None:
+def _read(ways: Ways, read: Read, outs: Sequence[memoryview], counters: Counters) -> None:
     if read.times == 1:
-        scatter(storage, read.file, read.offset, outs)
+        ways.read(read.file, read.offset, outs, counters)
         return
     (out,) = outs  # runs are joined with nothing else, so there are no holes
-    read_runs(storage, read.file, read.offset, read.stride, read.run, out)
+    ways.read_runs(read.file, read.offset, read.stride, read.run, out, counters)
 
 
 def _layout(reads: Sequence[Read | None]) -> tuple[list[tuple[int, int]], int]:

@@ -239,7 +239,7 @@ _EXECUTORS: dict[str, type[_AheadExecutor]] = {"eager": EagerExecutor, "prefetch
 def executor_for(config: LoadConfig) -> Executor:
     """Return what fills parameters by the strategy that is configured."""
     if config.strategy == "lazy":
-        return ThreadedExecutor(config.reading.workers)
+        return ThreadedExecutor.of(config.reading)
     return _EXECUTORS[config.strategy](halved(config))
 
 

@@ -12,9 +12,13 @@ from torch import nn
 
 from tensorferry.core.target import Target, owner_of
 from tensorferry.modules.describe import Place, identity_of, places
+from tensorferry.numerics.memory import empty_at
 
 __all__ = ["Materialized"]
 
+_ALIGNED = 64
+"""What addresses are multiples of: on others, products of bfloat16 matrices took a tenth longer."""
+_LARGE = 1 << 20
 _REGISTERED = {"_parameters", "_buffers", "_modules"}
 _Holder = tuple[Any, Any]  # a list or dict, and the index or key at which a tensor is kept in it
 
@@ -27,9 +31,23 @@ class Materialized(Mapping[str, torch.Tensor]):
     `target` ties share their values afterwards; names that it does not tie do not, even if the model shared them;
     `given_memory` has the names that got new memory. What comes back aliases the parameter and needs no gradient.
     May be used from several threads.
+
+    beginnings: where in a file the first byte of a tensor lies, for those that may be read directly from there. Large
+    ones get an address that is equal to it modulo the size of a page, where no computation suffers from that: where it
+    is a multiple of 64. huge_pages: ask for huge pages for large tensors. Both are for the CPU.
     """
 
-    def __init__(self, model: nn.Module, target: Target, device: torch.device | str | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        target: Target,
+        device: torch.device | str | None = None,
+        *,
+        beginnings: Mapping[str, int] | None = None,
+        huge_pages: bool = False,
+    ) -> None:
+        self._beginnings = beginnings or {}
+        self._huge_pages = huge_pages
         self._device = torch.device(device or "cpu")
         self._lock = threading.Lock()
         self._names: list[str] = []
@@ -67,6 +85,19 @@ class Materialized(Mapping[str, torch.Tensor]):
         tensor = self._places[name][0].tensor
         return self._device if tensor.device.type == "meta" else tensor.device
 
+    @property
+    def replaceable(self) -> set[str]:
+        """Names of the tensors without memory that `adopt` takes another one for: on meta, contiguous, for the CPU."""
+        tensors = {name: hanging[0].tensor for name, hanging in self._places.items() if name not in self._shares}
+        return {n for n, t in tensors.items() if t.is_meta and t.is_contiguous() and self._device.type == "cpu"}
+
+    def adopt(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Hang tensors that are whole, such as views of mapped files, in the places of those that are `replaceable`."""
+        with self._lock:
+            for name, tensor in tensors.items():
+                self._ready[name] = self._hung(name, _dressed(tensor, self._places[name][0].tensor))
+                self.touched = True
+
     def release(self, name: str) -> None:
         """Let go of a tensor that is whole: a module that replaces it then frees it. It cannot be looked up again."""
         with self._lock:
@@ -80,8 +111,20 @@ class Materialized(Mapping[str, torch.Tensor]):
         tensor = hanging[0].tensor
         if tensor.device.type == "meta" or name in self._shares:
             self.given_memory.add(name)
-            tensor = _with_memory(tensor, self._device if tensor.device.type == "meta" else tensor.device)
-        for place in hanging:
+            tensor = self._with_memory(name, tensor, self._device if tensor.is_meta else tensor.device)
+        return self._hung(name, tensor)
+
+    def _with_memory(self, name: str, like: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """Return an uninitialized tensor with the class, attributes and layout of `like`, on `device`."""
+        begin = self._beginnings.get(name, -1)
+        suits = begin % _ALIGNED == 0
+        if device.type == "cpu" and like.nbytes >= _LARGE and like.is_contiguous() and (suits or self._huge_pages):
+            return _dressed(empty_at(begin if suits else 0, tuple(like.shape), like.dtype, self._huge_pages), like)
+        with torch.inference_mode(False):
+            return _dressed(torch.empty_like(like.detach(), device=device), like)
+
+    def _hung(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        for place in self._places[name]:
             if identity_of(place.tensor) != identity_of(tensor):
                 _hang(place, tensor)
                 if name not in self._shares:
@@ -90,11 +133,10 @@ class Materialized(Mapping[str, torch.Tensor]):
         return tensor.detach()
 
 
-def _with_memory(like: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return an uninitialized tensor with the class, attributes and layout of `like`, on `device`."""
+def _dressed(made: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return `made` with the class and attributes of `like`."""
     # A parameter that is made in inference mode could never be trained; where we are called from is no wish for that.
     with torch.inference_mode(False):
-        made: torch.Tensor = torch.empty_like(like.detach(), device=device)
         if isinstance(like, nn.Parameter):
             made = nn.Parameter(made, requires_grad=like.requires_grad)
     if type(like) is not type(made):

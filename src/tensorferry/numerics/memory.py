@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
+from contextlib import suppress
 from functools import cache
 from math import prod
 from typing import Any
 
 import torch
 
-from tensorferry.core.boxes import Region, Shape
+from tensorferry.core.boxes import Region, Shape, strides_of
 from tensorferry.core.dtypes import DType
 from tensorferry.numerics.torch_dtypes import torch_dtype, torch_elements
 
-__all__ = ["bytes_of", "return_free_memory", "strided_view", "view_region"]
+__all__ = ["bytes_of", "empty_at", "return_free_memory", "strided_view", "tensor_over", "view_region"]
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
@@ -22,6 +24,32 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     if n == 0:
         return memoryview(bytearray())
     return memoryview((ctypes.c_char * n).from_address(tensor.data_ptr())).cast("B")
+
+
+def tensor_over(memory: Any, offset: int, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
+    """Return the bytes from `offset` of writable memory, anything with the buffer protocol, as a tensor.
+
+    It keeps the memory alive. Its storage has just its bytes and is its own, as that of ``torch.empty``, but cannot be
+    resized.
+    """
+    with torch.inference_mode(False):
+        raw = torch.frombuffer(memory, dtype=torch.uint8, count=prod(shape) * dtype.itemsize, offset=offset)
+        empty: torch.Tensor = torch.empty(0, dtype=dtype, device="cpu")
+        return empty.set_(raw.untyped_storage(), 0, shape, strides_of(shape))
+
+
+def empty_at(begin: int, shape: Shape, dtype: torch.dtype, huge_pages: bool = False) -> torch.Tensor:
+    """Return an uninitialized CPU tensor whose address equals `begin` modulo the size of a page.
+
+    So it can be read directly from a file in which it lies at `begin`, a multiple of its element size. See
+    `tensor_over`; its memory goes back to the system when it is freed. huge_pages: ask for huge pages.
+    """
+    lead, nbytes = begin % mmap.PAGESIZE, prod(shape) * dtype.itemsize
+    memory = mmap.mmap(-1, lead + nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if huge_pages and hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return tensor_over(memory, lead, shape, dtype)
 
 
 def strided_view(staged: torch.Tensor, offset: int, dtype: DType, shape: Shape, strides: Shape) -> torch.Tensor:

@@ -11,7 +11,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from threading import Lock, local
 from types import TracebackType
 from typing import Self, TypeVar
@@ -27,6 +26,7 @@ from tensorferry.storage.runs import fill_runs
 __all__ = ["Counters", "LocalStorage"]
 
 _T = TypeVar("_T")
+_Views = list[memoryview]
 _SHARE = 8  # one in so many of the descriptors that the process may have is that of one of our files, which have two
 
 
@@ -137,7 +137,7 @@ class LocalStorage:
             raise self._short(path, offset + got // run * stride, run, got % run)
         self._count(got, len(out) // run)
 
-    def _asked(self, path: str, offset: int, outs: Sequence[memoryview]) -> tuple[list[memoryview], int]:
+    def _asked(self, path: str, offset: int, outs: Sequence[memoryview]) -> tuple[_Views, int]:
         """Return the buffers of a read as bytes, without empty ones, and how many bytes they take."""
         views = [view if view.format == "B" and view.ndim == 1 else view.cast("B") for view in outs if view.nbytes]
         wanted = sum(map(len, views))
@@ -145,9 +145,9 @@ class LocalStorage:
             raise ReadError(f"{self._folder.label(path)}: {wanted} bytes at offset {offset} are no part of any file")
         return views, wanted
 
-    def _directly(self, handle: Handle, offset: int, views: list[memoryview]) -> Filled | None:
+    def _directly(self, handle: Handle, offset: int, views: _Views) -> Filled | None:
         if not hasattr(self._spare, "buffer"):
-            self._spare.buffer = memoryview(mmap.mmap(-1, SPARE))
+            self._spare.buffer = memoryview(mmap.mmap(-1, SPARE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
         spare: memoryview = self._spare.buffer
         try:
             return handle.read_direct(offset, views, spare)
@@ -200,7 +200,7 @@ class LocalStorage:
         self._count(wanted, 1)
         return got.copied
 
-    def absent_ranges(self, path: str, offset: int, length: int) -> list[tuple[int, int]] | None:
+    def absent_ranges(self, path: str, offset: int, length: int) -> Sequence[tuple[int, int]] | None:
         """Return which pages of a range the page cache does not have; see `SupportsUncached`."""
         with self._lend(path) as handle:
             return absent_ranges(handle.fd, offset, length)

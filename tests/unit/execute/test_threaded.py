@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import pytest
 import torch
@@ -19,8 +19,10 @@ from tensorferry.core.planning import make_plan
 from tensorferry.core.target import TargetTensor
 from tensorferry.errors import ReadError
 from tensorferry.execute import ThreadedExecutor
+from tensorferry.execute.pool import Readers
 from tensorferry.numerics.torch_dtypes import dtype_of
 
+_T = TypeVar("_T")
 F32, F64 = DTYPES["F32"], DTYPES["F64"]
 
 
@@ -133,10 +135,10 @@ def test_a_thread_that_is_reading_when_another_one_fails_does_not_begin_another_
     plan, data = _planned({f"t{i}": ar(16, start=100 * i) for i in range(4)}, gap=4096)
     begun, ending = threading.Event(), threading.Event()
 
-    class Pool(ThreadPoolExecutor):
-        def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+    class Threads(Readers[_T]):
+        def close(self, patience: float | None = None) -> int:
             ending.set()
-            super().shutdown(wait, cancel_futures=cancel_futures)
+            return super().close(patience)
 
     def fail(path: str, offset: int, length: int) -> None:
         if offset > 0:
@@ -145,7 +147,7 @@ def test_a_thread_that_is_reading_when_another_one_fails_does_not_begin_another_
         begun.set()
         assert ending.wait(60)
 
-    monkeypatch.setattr("tensorferry.execute.threaded.ThreadPoolExecutor", Pool)
+    monkeypatch.setattr("tensorferry.execute.threaded.Readers", Threads)
     schedule = lower(plan, max_gap=0, max_read=128, max_staging=256, waste=1.0)
     assert [len(batch.reads) for batch in schedule.batches] == [2, 2]
     storage = MemoryStorage({"f": data}, before_read=fail)

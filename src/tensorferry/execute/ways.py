@@ -1,0 +1,93 @@
+"""Which way bytes come, read by read: past the page cache, or through it. The storage does the reading."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+
+from tensorferry.config import Direct
+from tensorferry.errors import ConfigError
+from tensorferry.execute.base import Counters
+from tensorferry.storage.base import Storage, SupportsUncached
+from tensorferry.storage.reading import read_runs, scatter
+
+__all__ = ["Ways"]
+
+_LEAST = 256 << 10
+"""Bytes below which a read goes through the page cache: a look, and bytes on either side, would cost too much of it."""
+_PIECE = 16 << 10
+"""Bytes that the buffers of a direct read have at least, on average: each of them costs us more than the kernel."""
+_CACHED = 0.5
+"""Share of a range from which on it counts as cached."""
+_DIRECT = "direct"
+
+
+@dataclass(frozen=True)
+class Ways:
+    """Reads from `storage` as is best for each read, or as is asked for; may be used from several threads.
+
+    direct: "always" past the page cache, "never", or "auto": where the file system suits it, and the bytes are not in
+    the cache already. keep_cache: whether what is brought into the page cache stays there.
+    """
+
+    storage: Storage
+    direct: Direct = "auto"
+    keep_cache: bool = True
+
+    def refuse_impossible(self, files: Iterable[str]) -> None:
+        """Raise ConfigError for the first of `files` that cannot be read as is asked for."""
+        for file in dict.fromkeys(files) if self.direct == "always" else ():
+            found = self._cache.uncached(file) if self._cache else None
+            if found is None or not found.possible:
+                why = found.why if found else "its storage knows no such reads"
+                raise ConfigError(f"direct 'always': {file} cannot be read past the page cache: {why}; use 'auto'")
+
+    def read(self, path: str, offset: int, outs: Sequence[memoryview], counters: Counters) -> None:
+        """Fill `outs` from one range of `path`, and count how it was read. Raises ReadError."""
+        length = sum(out.nbytes for out in outs)
+        way = self._way(path, offset, length, len(outs))
+        cache, copied = self._cache, None
+        if way == _DIRECT and cache is not None:
+            copied = cache.read_uncached(path, offset, outs)
+        if copied is None:
+            way = "buffered: refused" if way == _DIRECT else way
+            with self._leaving_no_trace(path, offset, length):
+                scatter(self.storage, path, offset, outs)
+        counters.copied_bytes += copied or 0
+        counters.came(way, length)
+
+    def read_runs(self, path: str, offset: int, stride: int, run: int, out: memoryview, counters: Counters) -> None:
+        """Fill `out` with runs of bytes at equal distances, through the page cache. Raises ReadError."""
+        with self._leaving_no_trace(path, offset, stride * (len(out) // run - 1) + run):
+            read_runs(self.storage, path, offset, stride, run, out)
+        counters.came("buffered: short runs", len(out))
+
+    def _way(self, path: str, offset: int, length: int, buffers: int) -> str:
+        if self._cache is None or self.direct == "never" or not length:
+            return "buffered"
+        if self.direct == "always":
+            return _DIRECT
+        if length < _LEAST or length < buffers * _PIECE:
+            return "buffered: small"
+        if why := self._cache.uncached(path).why:
+            return f"buffered: {why}"
+        return "cached" if self._cache.cached_share(path, offset, length) >= _CACHED else _DIRECT
+
+    @contextmanager
+    def _leaving_no_trace(self, path: str, offset: int, length: int) -> Iterator[None]:
+        """Have the page cache let go of what it gets inside, where that is asked for."""
+        if self.keep_cache or self._cache is None or not length:
+            yield
+            return
+        absent = self._cache.absent_ranges(path, offset, length) or ()
+        try:
+            yield
+        finally:
+            for first, pages in absent:
+                self._cache.forget(path, first, pages)
+
+    @cached_property
+    def _cache(self) -> SupportsUncached | None:
+        return self.storage if isinstance(self.storage, SupportsUncached) else None

@@ -1,0 +1,243 @@
+"""Reading past the page cache (O_DIRECT): whether a file can be read so, whether that pays, and how it is done.
+
+The kernel wants offsets, lengths and addresses that are multiples of the device's blocks. What of a buffer lies on the
+same address modulo a block as in the file is read there; its ends, and all of other buffers, go through a spare one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+__all__ = ["SPARE", "DirectFile", "Filled", "fill", "open_direct"]
+
+SPARE = 1 << 20
+"""Bytes of the buffer that misaligned bytes go through. Not more: what is copied on should still be in a fast cache."""
+
+_MOST_BUFFERS = 512
+_LARGEST_BLOCK = 4096
+_STATX_DIOALIGN, _AT_EMPTY_PATH = 0x2000, 0x1000
+_LOCAL = {0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0xCA451A4E, 0x794C7630}
+"""Magic numbers of file systems on disks of this machine: ext, XFS, Btrfs, F2FS, bcachefs, and overlays over them."""
+_KNOWN = {
+    0x01021994: "tmpfs", 0x858458F6: "ramfs", 0x6969: "NFS", 0xFF534D42: "CIFS", 0xFE534D42: "SMB", 0x65735546: "FUSE",
+    0x01021997: "9p", 0x0BD00BD0: "Lustre", 0x00C36400: "Ceph", 0x47504653: "GPFS", 0x19830326: "BeeGFS",
+    0x2FC12FC1: "ZFS", 0x6A656A63: "virtiofs",
+}  # fmt: skip
+
+
+class DirectFile(NamedTuple):
+    """A file that was opened again to be read directly.
+
+    fd: -1 where it cannot be. block: what offsets, lengths and addresses are multiples of. why: in a word or two, what
+    speaks against it; empty where it pays on a cold file.
+    """
+
+    fd: int
+    block: int
+    why: str
+
+
+class Filled(NamedTuple):
+    """Bytes that were read into their buffers, in order, and how many of them went through the spare one."""
+
+    nbytes: int
+    copied: int
+
+
+class _Run(NamedTuple):
+    """Whole blocks of the file, from `start` to `stop`; into: where they go, None for the spare buffer."""
+
+    start: int
+    stop: int
+    into: memoryview | None
+
+
+def open_direct(fd: int) -> DirectFile:
+    """Open the file of `fd` once more, for direct reads. Raises OSError only where descriptors have run out."""
+    flag = getattr(os, "O_DIRECT", 0)
+    if not flag:
+        return DirectFile(-1, 0, "no direct reads on this system")
+    where = _file_system(fd)
+    block = _block(fd)
+    if block == 0:
+        return DirectFile(-1, 0, f"{where} has no direct reads")
+    try:
+        again = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC | flag)
+    except FileNotFoundError:
+        return DirectFile(-1, 0, "no /proc to open files again by")
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
+        return DirectFile(-1, 0, f"{where} refuses direct reads ({error.strerror})")
+    if block is None and not _can_read(again):
+        os.close(again)
+        return DirectFile(-1, 0, f"{where} has no direct reads")
+    return DirectFile(again, block or _LARGEST_BLOCK, "" if _magic(fd) in _LOCAL else where)
+
+
+def fill(file: DirectFile, offset: int, views: Sequence[memoryview], spare: memoryview) -> Filled:
+    """Fill `views` (writable bytes) one after the other from `offset`, as far as the file goes.
+
+    spare: `SPARE` bytes on a page of their own. Raises OSError, with EINVAL where the file system takes no such read.
+    """
+    wanted = sum(map(len, views))
+    stop = offset + wanted
+    straight, copied, at = _straight(file.block, offset, views), 0, offset
+    pieces = _Pieces(views, offset)
+    for group in _groups(_runs(file.block, offset, stop, straight)):
+        end = _read(file.fd, file.block, group, spare)
+        copied += _hand_out(group, spare, pieces, offset, min(end, stop))
+        at = min(end, stop)
+        if end < group[-1].stop:
+            break
+    return Filled(max(at - offset, 0), copied)
+
+
+def _straight(block: int, offset: int, views: Sequence[memoryview]) -> Iterator[_Run]:
+    """Yield the whole blocks that can be read where they belong."""
+    for view in views:
+        first, last = -(-offset // block) * block, (offset + len(view)) // block * block
+        if first < last and (_address(view) - offset) % block == 0:
+            yield _Run(first, last, view[first - offset : last - offset])
+        offset += len(view)
+
+
+def _runs(block: int, start: int, stop: int, straight: Iterator[_Run]) -> Iterator[_Run]:
+    """Yield runs without a hole from `start` to `stop`, rounded to whole blocks; `SPARE` bytes at most are spared."""
+    at, last = start // block * block, -(-stop // block) * block
+    for run in (*straight, _Run(last, last, None)):
+        for begin in range(at, run.start, SPARE):
+            yield _Run(begin, min(begin + SPARE, run.start), None)
+        if run.into is not None:
+            yield run
+        at = run.stop
+
+
+def _groups(runs: Iterator[_Run]) -> Iterator[list[_Run]]:
+    """Yield runs that are read with one call: those that the spare buffer has room for."""
+    group: list[_Run] = []
+    room = SPARE
+    for run in runs:
+        need = run.stop - run.start if run.into is None else 0
+        if group and (need > room or len(group) == _MOST_BUFFERS):
+            yield group
+            group, room = [], SPARE
+        group.append(run)
+        room -= need
+    if group:
+        yield group
+
+
+def _read(fd: int, block: int, group: list[_Run], spare: memoryview) -> int:
+    """Read the runs of a group and return up to where that went: short of their end only at the end of the file."""
+    start, end = group[0].start, group[-1].stop
+    at = start
+    while at < end:
+        got = os.preadv(fd, _left(group, spare, at), at)
+        if (at + got) % block or not got:
+            return at + got
+        at += got
+    return at
+
+
+def _left(group: list[_Run], spare: memoryview, at: int) -> list[memoryview]:
+    """Return the buffers of a group from the position `at` of the file on."""
+    left, used = [], 0
+    for run in group:
+        length = run.stop - run.start
+        into = spare[used : used + length] if run.into is None else run.into
+        used += length if run.into is None else 0
+        if run.stop > at:
+            left.append(into[max(at - run.start, 0) :])
+    return left
+
+
+def _hand_out(group: list[_Run], spare: memoryview, pieces: _Pieces, offset: int, end: int) -> int:
+    """Copy what came into the spare buffer on to where it belongs, and return how much that was."""
+    used = copied = 0
+    for run in group:
+        if run.into is not None:
+            continue
+        first, last = max(run.start, offset), min(run.stop, end)
+        for into in pieces.between(first, last):
+            at = used + first - run.start
+            _copy(into, spare[at : at + len(into)])
+            first += len(into)
+            copied += len(into)
+        used += run.stop - run.start
+    return copied
+
+
+class _Pieces:
+    """The buffers of a read by their positions in the file, asked for in rising order."""
+
+    def __init__(self, views: Sequence[memoryview], offset: int) -> None:
+        self._views, self._next, self._at = views, 0, offset
+
+    def between(self, first: int, last: int) -> Iterator[memoryview]:
+        """Yield the parts of buffers for the bytes from `first` to `last`."""
+        while first < last:
+            view = self._views[self._next]
+            if first >= self._at + len(view):
+                self._next += 1
+                self._at += len(view)
+                continue
+            part = view[first - self._at : last - self._at]
+            yield part
+            first += len(part)
+
+
+def _copy(into: memoryview, data: memoryview) -> None:
+    if len(into) < _LARGEST_BLOCK:
+        into[:] = data
+        return
+    ctypes.memmove(_address(into), _address(data), len(into))  # other than a slice, it lets other threads run
+
+
+def _address(view: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(view)) if len(view) else 0
+
+
+def _block(fd: int) -> int | None:
+    """Return what direct reads of a file are aligned to, 0 where it has none, None where the kernel does not say."""
+    libc, told = _calls(), ctypes.create_string_buffer(256)
+    if libc is None or libc.statx(fd, b"", _AT_EMPTY_PATH, _STATX_DIOALIGN, told):
+        return None
+    mask, memory, offset = (struct.unpack_from("=I", told, at)[0] for at in (0, 152, 156))
+    if not mask & _STATX_DIOALIGN:
+        return None
+    return max(memory, offset, 512) if offset else 0
+
+
+def _can_read(fd: int) -> bool:
+    try:
+        os.preadv(fd, [memoryview(mmap.mmap(-1, _LARGEST_BLOCK))], 0)
+    except OSError:
+        return False
+    return True
+
+
+def _file_system(fd: int) -> str:
+    magic = _magic(fd)
+    return _KNOWN.get(magic, f"a file system of type {magic:#x}" if magic else "an unknown file system")
+
+
+def _magic(fd: int) -> int:
+    libc, told = _calls(), (ctypes.c_long * 64)()
+    return 0 if libc is None or libc.fstatfs(fd, told) else int(told[0]) & 0xFFFFFFFF
+
+
+@cache
+def _calls() -> Any:  # functions of the C library
+    try:
+        libc = ctypes.CDLL(None)
+        return libc if libc.statx and libc.fstatfs else None
+    except (AttributeError, OSError, TypeError):
+        return None

@@ -1,0 +1,108 @@
+"""An open file of this machine: its descriptors, and reading and mapping by them. Which files may be opened, and when
+they are closed, is the business of `local`."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+from tensorferry.errors import ReadError
+from tensorferry.storage.direct import DirectFile, Filled, open_direct
+from tensorferry.storage.direct import fill as fill_direct
+
+__all__ = ["Handle", "fill", "mapped", "place_of", "read_as_asked"]
+
+_IOV_MAX = 1024  # buffers that one preadv takes on Linux
+_NORESERVE = 0x4000  # Linux's MAP_NORESERVE, which older Pythons do not name
+
+
+class Handle:
+    """An open file, how many reads use it right now, and a descriptor for direct reads once one was asked for."""
+
+    __slots__ = ("_direct", "_lock", "fd", "path", "users")
+
+    def __init__(self, path: str, fd: int) -> None:
+        self.path, self.fd, self.users = path, fd, 0
+        self._direct: DirectFile | None = None
+        self._lock = threading.Lock()
+
+    def direct(self) -> DirectFile:
+        """Return the file as it can be read directly. Raises OSError where descriptors have run out."""
+        with self._lock:
+            if self._direct is None:
+                self._direct = open_direct(self.fd)
+            return self._direct
+
+    def read_direct(self, offset: int, views: list[memoryview], spare: memoryview) -> Filled | None:
+        """Fill `views` directly, as far as the file goes; None where the file system takes no such read after all."""
+        direct = self.direct()
+        if direct.fd < 0:
+            return None
+        try:
+            return fill_direct(direct, offset, views, spare)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            with self._lock:  # the descriptor is closed with the other one: another thread may be reading by it
+                self._direct = direct._replace(why="direct reads are refused")
+            return None
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        os.close(self.fd)
+        if self._direct is not None and self._direct.fd >= 0:
+            os.close(self._direct.fd)
+
+
+def fill(fd: int, label: str, offset: int, views: list[memoryview]) -> int:
+    """Fill `views` as far as the file goes; return how many bytes that was. Raises ReadError."""
+    done, first = 0, 0
+    try:
+        while first < len(views) and (got := os.preadv(fd, views[first : first + _IOV_MAX], offset + done)):
+            done += got
+            first = _advance(views, first, got)
+    except OSError as error:
+        raise ReadError(f"{label}: {error.strerror}, while reading at offset {offset + done}") from None
+    return done
+
+
+def _advance(views: list[memoryview], first: int, got: int) -> int:
+    """Take `got` bytes off the front of `views` from `first` on; return the first that is not full."""
+    while got:
+        if got < len(views[first]):
+            views[first] = views[first][got:]
+            return first
+        got -= len(views[first])
+        first += 1
+    return first
+
+
+def mapped(fd: int, *, writable: bool = False) -> memoryview:
+    """Map a file privately. What is written to a `writable` mapping stays in this process, page by page."""
+    if not os.fstat(fd).st_size:
+        return memoryview(b"")  # an empty file cannot be mapped
+    if not writable:
+        return memoryview(mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ))
+    # No memory is set aside for copies that nobody makes, or a model larger than the memory could not be mapped.
+    flags = mmap.MAP_PRIVATE | (_NORESERVE if hasattr(os, "O_DIRECT") else 0)
+    return memoryview(mmap.mmap(fd, 0, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE))
+
+
+def read_as_asked(fd: int) -> None:
+    """Ask the kernel to bring the pages of a read and no more: what is wanted next is known and asked for here."""
+    if hasattr(os, "posix_fadvise"):
+        with suppress(OSError):
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+
+
+def place_of(fd: int) -> str | None:
+    """Return the real path of an open file, where the system tells it."""
+    try:
+        place = str(Path("/proc/self/fd", str(fd)).readlink())
+    except OSError:
+        return None
+    return place.removesuffix(" (deleted)") if place.startswith("/") else None
