@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from tensorferry.modules.packed import PackedParameter, keep_packed, packed_types
     from tensorferry.modules.trace import stream_opaque, trace
     from tensorferry.numerics.packed import PackedTensor
+    from tensorferry.reload import Reloader
 
 __version__ = "0.1.0"
 
@@ -108,6 +109,7 @@ __all__ = [
     "ReadError",
     "ReadOptions",
     "Region",
+    "Reloader",
     "Report",
     "RuleError",
     "RuleSet",
@@ -146,6 +148,7 @@ _LAZY = {
     "Feeder": "tensorferry.execute",
     "PackedParameter": "tensorferry.modules.packed",
     "PackedTensor": "tensorferry.numerics.packed",
+    "Reloader": "tensorferry.reload",
     "convert": "tensorferry.conversion",
     "get_model_loader": "tensorferry.loaders",
     "keep_packed": "tensorferry.modules.packed",

@@ -47,7 +47,7 @@ from tensorferry.report import Report
 from tensorferry.timing import timed
 from tensorferry.verify import verify_files
 
-__all__ = ["Prepared", "load", "plan", "prepare", "refuse_misfit", "run"]
+__all__ = ["Prepared", "load", "opened", "plan", "prepare", "refuse_misfit", "run"]
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ def load(
     refuse_unknown_options(load, opening)
     refuse_nonsense(model, rules, strict)
     telling, settled = progress_of(progress), device_for(model, device)
-    with _opened(path, options, opening) as checkpoint:
+    with opened(path, options, opening) as checkpoint:
         seconds: dict[str, float] = {}
         with timed(seconds, "verify") if verify else nullcontext():
             verified = verify_files(checkpoint, progress=telling).summary if verify else Prepared.verified
@@ -129,7 +129,7 @@ def plan(
     are the same bytes of a file.
     """
     refuse_unknown_options(plan, opening)
-    with _opened(path, None, opening) as checkpoint:
+    with opened(path, None, opening) as checkpoint:
         return prepare(model, checkpoint, rules=rules, strict=strict).plan
 
 
@@ -215,10 +215,13 @@ def run(
     executor: Executor | None = None,
     progress: Progress = SILENT,
     watch: Callable[[], None] = lambda: None,
+    memory: Callable[..., Materialized] = Materialized,
+    processed: Callable[[nn.Module], None] = lambda module: None,
 ) -> Report:
     """Do what was planned: materialize, move the bytes, finalize; return the report.
 
-    watch: called whenever a parameter is whole; what it raises ends the load.
+    watch: called whenever a parameter is whole; what it raises ends the load. memory: what says where values go, of
+    the arguments of `Materialized`. processed: called with each module that has just been post-processed.
 
     Raises PlanError, and ConfigError for a `device` to which nothing would go, before anything is touched; ReadError
     and FinalizeError afterwards.
@@ -229,11 +232,12 @@ def run(
     refuse_unwritable(made, {p.name: p.tensor for p in places(model)})
     seconds = dict(prepared.seconds)
     executor = executor or ThreadedExecutor.of(options)
-    parameters = _memory(model, prepared, settled)
+    parameters = _memory(model, prepared, settled, memory)
     mapped = _mapped(prepared, parameters)
     with timed(seconds, "schedule"), collector_paused():
         schedule = _lowered(_without(made, mapped), options)
-    completion = Completion(model, prepared.target, {s.parameter for s in made.steps}, done=prepared.processed)
+    expected = {s.parameter for s in made.steps}
+    completion = Completion(model, prepared.target, expected, done=prepared.processed, then=processed)
 
     def ready(name: str) -> None:
         parameters.release(name)
@@ -262,10 +266,12 @@ def run(
     return report
 
 
-def _memory(model: nn.Module, prepared: Prepared, device: torch.device) -> Materialized:
+def _memory(
+    model: nn.Module, prepared: Prepared, device: torch.device, memory: Callable[..., Materialized]
+) -> Materialized:
     options = prepared.checkpoint.options
     where = beginnings(prepared.plan) if options.direct != "never" else {}
-    return Materialized(model, prepared.target, device, beginnings=where, huge_pages=options.huge_pages)
+    return memory(model, prepared.target, device, beginnings=where, huge_pages=options.huge_pages)
 
 
 def _mapped(prepared: Prepared, parameters: Materialized) -> dict[str, torch.Tensor]:
@@ -301,9 +307,10 @@ def _finished(
     return tuple(computed)
 
 
-def _opened(
+def opened(
     path: str | os.PathLike[str] | Checkpoint, options: ReadOptions | None, opening: OpeningOptions
 ) -> AbstractContextManager[Checkpoint]:
+    """Return what opens the checkpoint at `path` and closes it in the end, or leaves alone one that is open already."""
     if isinstance(path, Checkpoint):
         if options is not None or opening:
             given = ", ".join([*(["options"] if options is not None else []), *opening])

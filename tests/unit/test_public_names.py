@@ -17,7 +17,7 @@ from tensorferry.core import Transform
 PUBLIC = [
     # opening, planning, loading, converting, verifying
     "Conversion", "convert",
-    "Checkpoint", "ReadOptions", "Report", "Strictness", "Verified", "load", "load_model", "open_checkpoint", "plan",
+    "Checkpoint", "ReadOptions", "Reloader", "Report", "Strictness", "Verified", "load", "load_model", "open_checkpoint", "plan",
     "verify",
     # what a plan is made of, for models that declare their layout and names that differ
     "Box", "Catalogue", "Drop", "Feeder", "Ignore", "Join", "Layout", "Place", "Plan", "Region", "RuleSet", "Slot",

@@ -47,10 +47,19 @@ class Completion:
     are made on the module's device, and a parameter that takes the place of another keeps the attributes that were
     set on that one. Modules that wait for nothing are run by `finish`, or before the first parent that is run.
 
-    expected: the tensors to wait for. done: modules that have been run before.
+    expected: the tensors to wait for. done: modules that have been run before. then: called with each that was run.
     """
 
-    def __init__(self, model: nn.Module, target: Target, expected: set[str], *, done: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        target: Target,
+        expected: set[str],
+        *,
+        done: Iterable[str] = (),
+        then: Callable[[nn.Module], None] = lambda module: None,
+    ) -> None:
+        self._then = then
         self._waiting: dict[str, set[str]] = {}
         self._users: dict[str, list[str]] = defaultdict(list)
         self._modules = hooked_modules(model)
@@ -97,6 +106,7 @@ class Completion:
         except Exception as error:
             error.add_note(f"while post-processing the module {name or '(root)'!r} after loading its weights")
             raise
+        self._then(module)
         if self._freed >= _RETURNED:
             self._freed = 0
             return_free_memory()
