@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import struct
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -34,6 +32,7 @@ from helpers.gguf_bytes import (
 )
 from helpers.measuring import little_memory, little_time, refused
 from helpers.memory_storage import MemoryStorage
+from helpers.watched_reader import catalogue_watched
 from tensorferry.errors import CorruptFile, TensorferryError, UnknownFormat
 from tensorferry.formats.gguf import GgufFormat
 from tensorferry.formats.gguf_header import read_header
@@ -304,35 +303,9 @@ def test_a_damaged_file_is_read_or_refused_and_nothing_else(data: st.DataObject)
     assert all(header.data_start <= span.offset and span.offset + span.length <= file.size for span in spans)
 
 
-WATCHED = """
-import sys, pathlib
-from tensorferry.errors import TensorferryError
-from tensorferry.formats.gguf import GgufFormat
-from tensorferry.storage.local import LocalStorage
-"".encode("unicode_escape")  # the codec that messages use; it is imported on first use
-folder, events = pathlib.Path(sys.argv[1]).resolve(), []
-sys.addaudithook(lambda name, args: events.append((name, args)))
-refused = read = 0
-storage = LocalStorage(folder)
-for file in storage.list():
-    try:
-        GgufFormat().catalogue(storage, file)
-        read += 1
-    except TensorferryError:
-        refused += 1
-storage.close()
-seen = list(events)
-opened = [args[0] for name, args in seen if name in ("open", "os.listdir", "os.scandir")]
-outside = [path for path in opened if folder not in (pathlib.Path(path), *pathlib.Path(path).parents)]
-harmless = {"open", "os.scandir", "object.__getattr__", "object.__setattr__", "sys._getframe", "array.__new__"}
-print(refused, read, outside, sorted({name for name, _ in seen} - harmless), "torch" in sys.modules)
-"""
-
-
 def test_nothing_is_executed_and_nothing_outside_is_opened(tmp_path: Path) -> None:
     for at, rule in enumerate(RULES):
         (tmp_path / f"{at:03}.gguf").write_bytes(rule.refused)
     template = kv("tokenizer.chat_template", STRING, "{{ cycler.__init__.__globals__.os.popen('true').read() }}")
     (tmp_path / "good.gguf").write_bytes(gguf(pairs=[template]))
-    done = subprocess.run([sys.executable, "-c", WATCHED, str(tmp_path)], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == f"{len(RULES)} 1 [] [] False"
+    assert catalogue_watched(tmp_path, "gguf") == (len(RULES), 1, [], [], [])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import struct
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +22,7 @@ from helpers.safetensors_bytes import (
     with_extra,
     with_metadata,
 )
+from helpers.watched_reader import catalogue_watched
 from tensorferry.errors import CorruptFile, TensorferryError, UnsafeFile, UnsupportedDtype
 from tensorferry.formats.safetensors import SAFETENSORS_DTYPES, SafetensorsFormat
 from tensorferry.storage.base import File
@@ -332,30 +331,6 @@ def test_a_link_that_leads_out_is_refused_and_its_target_never_opened(tmp_path: 
 
 # Nothing is executed, nothing outside is opened: an audit hook watches a process that catalogues every file above.
 
-WATCHED = """
-import sys, importlib, pathlib
-from tensorferry.errors import TensorferryError
-from tensorferry.formats.safetensors import SafetensorsFormat
-from tensorferry.storage.local import LocalStorage
-"".encode("unicode_escape")  # the codec that messages use; it is imported on first use
-folder, events = pathlib.Path(sys.argv[1]).resolve(), []
-sys.addaudithook(lambda name, args: events.append((name, args)))
-refused = read = 0
-storage = LocalStorage(folder)
-for file in storage.list():
-    try:
-        SafetensorsFormat().catalogue(storage, file)
-        read += 1
-    except TensorferryError:
-        refused += 1
-storage.close()
-seen = list(events)
-opened = [args[0] for name, args in seen if name in ("open", "os.listdir", "os.scandir")]
-outside = [path for path in opened if folder not in (pathlib.Path(path), *pathlib.Path(path).parents)]
-harmless = {"open", "os.scandir", "object.__getattr__", "object.__setattr__", "sys._getframe"}
-print(refused, read, outside, sorted({name for name, _ in seen} - harmless))
-"""
-
 
 def test_nothing_is_executed_and_nothing_outside_is_opened(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint"
@@ -366,5 +341,4 @@ def test_nothing_is_executed_and_nothing_outside_is_opened(tmp_path: Path) -> No
     (tmp_path / "outside.safetensors").write_bytes(GOOD)
     (folder / "link.safetensors").symlink_to("../outside.safetensors")
     (folder / "device.safetensors").symlink_to("/dev/zero")
-    done = subprocess.run([sys.executable, "-c", WATCHED, str(folder)], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == f"{len(RULES) + 2} 1 [] []"
+    assert catalogue_watched(folder, "safetensors") == (len(RULES) + 2, 1, [], [], [])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import struct
-import subprocess
-import sys
 import time
 import tracemalloc
 from collections.abc import Mapping
@@ -19,6 +17,7 @@ from hypothesis import strategies as st
 
 from helpers.memory_storage import MemoryStorage
 from helpers.tensorizer_bytes import T, crypt, file_of, hashes, macs
+from helpers.watched_reader import catalogue_watched
 from tensorferry.core.catalogue import Catalogue
 from tensorferry.errors import CorruptFile, TensorferryError, UnknownFormat, UnsupportedDtype
 from tensorferry.formats.tensorizer import TensorizerFormat
@@ -306,34 +305,8 @@ def test_a_damaged_file_is_read_or_refused_and_nothing_else(data: st.DataObject)
         return
 
 
-WATCHED = """
-import sys, pathlib
-from tensorferry.errors import TensorferryError
-from tensorferry.formats.tensorizer import TensorizerFormat
-from tensorferry.storage.local import LocalStorage
-"".encode("unicode_escape")  # the codec that messages use; it is imported on first use
-folder, events = pathlib.Path(sys.argv[1]).resolve(), []
-sys.addaudithook(lambda name, args: events.append((name, args)))
-refused = read = 0
-storage = LocalStorage(folder)
-for file in storage.list():
-    try:
-        TensorizerFormat().catalogue(storage, file)
-        read += 1
-    except TensorferryError:
-        refused += 1
-storage.close()
-seen = list(events)
-opened = [args[0] for name, args in seen if name in ("open", "os.listdir", "os.scandir")]
-outside = [path for path in opened if folder not in (pathlib.Path(path), *pathlib.Path(path).parents)]
-harmless = {"open", "os.scandir", "object.__getattr__", "object.__setattr__", "sys._getframe", "array.__new__"}
-print(refused, read, outside, sorted({name for name, _ in seen} - harmless), {"torch", "nacl"} & {*sys.modules})
-"""
-
-
 def test_nothing_is_executed_and_nothing_outside_is_opened(tmp_path: Path) -> None:
     for at, rule in enumerate(RULES):
         (tmp_path / f"{at:03}.tensors").write_bytes(rule.refused)
     (tmp_path / "good.tensors").write_bytes(SEALED_SEED)
-    done = subprocess.run([sys.executable, "-c", WATCHED, str(tmp_path)], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == f"{len(RULES)} 1 [] [] set()"
+    assert catalogue_watched(tmp_path, "tensorizer") == (len(RULES), 1, [], [], [])
