@@ -11,7 +11,7 @@ from tensorferry.core.amounts import counted, few, human_bytes
 from tensorferry.core.names import fold
 from tensorferry.errors import shown
 
-__all__ = ["Report", "by_reason"]
+__all__ = ["Report", "by_reason", "plain"]
 
 _NAMES = 4  # folded names on one line
 _WARNINGS = 20
@@ -69,7 +69,7 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data; the keys are the fields and stay as they are."""
-        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+        return {f.name: plain(getattr(self, f.name)) for f in fields(self)}
 
     def to_json(self) -> str:
         """Return `to_dict` as JSON."""
@@ -137,9 +137,10 @@ def by_reason(reasons: Mapping[str, str]) -> dict[str, list[str]]:
     return groups
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return a field of a report as data that JSON has: mappings as dictionaries, tuples as lists."""
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     return list(value) if isinstance(value, tuple) else value
 
 

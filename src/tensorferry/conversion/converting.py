@@ -16,7 +16,7 @@ from tensorferry.conversion.checking import forget_cached, read_back, write_sums
 from tensorferry.conversion.place import building, real_destination, refuse_taken, telling_of_the_disk
 from tensorferry.conversion.planning import Job, planned
 from tensorferry.conversion.report import Conversion
-from tensorferry.conversion.wanted import DEFAULT_SHARD, Names, Wanted, parse_size
+from tensorferry.conversion.wanted import DEFAULT_SHARD, Names, WantedConversion, parse_size
 from tensorferry.core.amounts import counted, few, human_bytes
 from tensorferry.core.plan import Strictness
 from tensorferry.errors import ConfigError, FinalizeError, FormatError, shown
@@ -74,7 +74,7 @@ def convert(
     cast; CorruptFile for what is read back different; WriteError where the disk refuses.
     """
     refuse_unknown_options(convert, opening)
-    wanted = Wanted.of(
+    wanted = WantedConversion.of(
         to=to, dtype=dtype, max_shard_size=max_shard_size, names=names, strict=strict,
         overwrite=overwrite, verify=verify, sha256sums=sha256sums,
     )  # fmt: skip
@@ -98,7 +98,7 @@ def convert(
     return made
 
 
-def _refuse_other_kind(destination: Path, wanted: Wanted, *, single: bool) -> None:
+def _refuse_other_kind(destination: Path, wanted: WantedConversion, *, single: bool) -> None:
     """Raise ConfigError for a folder that is called like a weight file, and for what a single file cannot have."""
     where = shown(str(destination), 300)
     if not single and not destination.is_dir() and format_of(destination.name.lower()) is not None:
@@ -135,7 +135,7 @@ def _is_named(path: str | os.PathLike[str], checkpoint: Checkpoint) -> bool:
     return Path(path).is_file() and checkpoint.selection.index is None
 
 
-def _done(job: Job, wanted: Wanted, progress: Progress, seconds: dict[str, float]) -> Conversion:
+def _done(job: Job, wanted: WantedConversion, progress: Progress, seconds: dict[str, float]) -> Conversion:
     with (
         telling_of_the_disk(job.destination, job.needed),
         building(job.destination, single=job.single, overwrite=wanted.overwrite) as folder,
@@ -151,12 +151,14 @@ def _done(job: Job, wanted: Wanted, progress: Progress, seconds: dict[str, float
     return replace(account, seconds=seconds)
 
 
-def _production(job: Job, wanted: Wanted) -> Production:
+def _production(job: Job, wanted: WantedConversion) -> Production:
     checkpoint = job.checkpoint
     return Production(job.plan, checkpoint.storage, checkpoint.options, job.order, digested=wanted.verify)
 
 
-def _written(job: Job, production: Production, folder: Path, wanted: Wanted, progress: Progress) -> Sequence[str]:
+def _written(
+    job: Job, production: Production, folder: Path, wanted: WantedConversion, progress: Progress
+) -> Sequence[str]:
     """Write weights and side files into `folder`; return the names of the former."""
 
     def chunks(name: str) -> Iterator[memoryview]:

@@ -14,7 +14,7 @@ from tensorferry.conversion.beside import Beside, made_config, read_config, side
 from tensorferry.conversion.naming import Named, named
 from tensorferry.conversion.report import Conversion
 from tensorferry.conversion.types import NUMBERS, settled_types
-from tensorferry.conversion.wanted import Wanted
+from tensorferry.conversion.wanted import WantedConversion
 from tensorferry.core.amounts import counted, few, human_bytes
 from tensorferry.core.dtypes import DTYPES, DType
 from tensorferry.core.plan import Plan, problem_lines
@@ -94,7 +94,13 @@ class Job:
 
 
 def planned(
-    checkpoint: Checkpoint, writer: CheckpointWriter, wanted: Wanted, destination: Path, *, single: bool, named: bool
+    checkpoint: Checkpoint,
+    writer: CheckpointWriter,
+    wanted: WantedConversion,
+    destination: Path,
+    *,
+    single: bool,
+    named: bool,
 ) -> Job:
     """Return the conversion of `checkpoint` that is wanted, without problems. Reads side files, and no weights.
 
@@ -151,7 +157,7 @@ def _files(job: Job) -> tuple[NewFile, ...]:
     return tuple(job.writer.files(job.tensors, metadata=job.metadata, max_shard_size=job.max_shard_size))
 
 
-def _with_names(checkpoint: Checkpoint, wanted: Wanted, config: Mapping[str, Any] | None) -> Named:
+def _with_names(checkpoint: Checkpoint, wanted: WantedConversion, config: Mapping[str, Any] | None) -> Named:
     """Return the tensors to write: those of the source, without what no rule names where that is allowed."""
     found = named(checkpoint, wanted.names, config)
     if found.unknown and wanted.strict.unexpected == "error":

@@ -10,7 +10,7 @@ from typing import Any
 from tensorferry.core.amounts import counted, few, human_bytes
 from tensorferry.core.names import fold
 from tensorferry.errors import shown
-from tensorferry.report import by_reason
+from tensorferry.report import by_reason, plain
 
 __all__ = ["Conversion"]
 
@@ -56,7 +56,7 @@ class Conversion:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the account as plain data; the keys are the fields and stay as they are."""
-        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+        return {f.name: plain(getattr(self, f.name)) for f in fields(self)}
 
     def to_json(self) -> str:
         """Return `to_dict` as JSON."""
@@ -96,9 +96,3 @@ def _some(lines: Iterable[str], what: str) -> Iterator[str]:
 def _reasons(what: str, reasons: Mapping[str, str]) -> Iterator[str]:
     for why, names in by_reason(reasons).items():
         yield f"  {what} ({why}): {few((f.text for f in fold(names)), _NAMES)}"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return list(value) if isinstance(value, tuple) else value

@@ -13,7 +13,7 @@ from tensorferry.core.dtypes import DTYPES, DType
 from tensorferry.core.plan import Strictness
 from tensorferry.errors import ConfigError
 
-__all__ = ["DEFAULT_SHARD", "Names", "Wanted", "parse_size"]
+__all__ = ["DEFAULT_SHARD", "Names", "WantedConversion", "parse_size"]
 
 Names: TypeAlias = Literal["auto", "hf", "keep"]
 """Which names tensors get: those of transformers' checkpoints where the source has other ones that are known here
@@ -45,7 +45,7 @@ def parse_size(text: str | int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedConversion:
     """Settled options of a conversion. to: the name of a writer. dtype: what floating tensors become, or None.
 
     max_shard_size: in bytes, None for no limit.
@@ -63,7 +63,7 @@ class Wanted:
     @classmethod
     def of(
         cls, *, to: Any, dtype: Any, max_shard_size: Any, names: Any, strict: Any, **flags: Any
-    ) -> Wanted:  # Any: they are checked here
+    ) -> WantedConversion:  # Any: they are checked here
         """Return what is wanted. Raises ConfigError for an option of a wrong type or value."""
         if not isinstance(to, str) or not to:
             raise ConfigError(f"to {to!r}: the name of a format is expected")
