@@ -97,7 +97,7 @@ CHECKPOINTS = {
     for one in (
         Checkpoint("llama", _LLAMA, layers=24, few=3),
         Checkpoint("moe", _MOE, layers=8, few=1),
-        Checkpoint("many", {"model_type": "many", "per_layer": 200}, layers=100, few=20),
+        Checkpoint("many", {"model_type": "many", "per_layer": 200}, layers=100, few=100),
         Checkpoint("q8_0", _LLAMA, layers=_FEW_LAYERS, few=1),
         Checkpoint("q4_k", _LLAMA, layers=_FEW_LAYERS, few=1),
     )
