@@ -7,41 +7,33 @@ import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Unpack
 
 import torch
 from torch import nn
 
-from tensorferry.arguments import refuse_nonsense, refuse_processed
+from tensorferry.arguments import refuse_nonsense
 from tensorferry.checkpoint import Checkpoint, OpeningOptions, open_checkpoint, refuse_unknown_options
 from tensorferry.collector import collector_paused
 from tensorferry.config import ReadOptions
 from tensorferry.core.amounts import counted, few
-from tensorferry.core.catalogue import TensorEntry
 from tensorferry.core.lower import lower
 from tensorferry.core.plan import Plan, Strictness
-from tensorferry.core.planning import make_plan
 from tensorferry.core.ruleset import RuleSet
 from tensorferry.core.schedule import Schedule
-from tensorferry.core.target import Target
-from tensorferry.core.unused import unused_patterns, unused_rules
-from tensorferry.core.wrappers import stripping_told, unwrapping
-from tensorferry.errors import ConfigError, FinalizeError, PlanError, TensorferryError, shown
+from tensorferry.errors import ConfigError, FinalizeError, TensorferryError, shown
 from tensorferry.execute.base import Counters, Executor
 from tensorferry.execute.lying import beginnings
 from tensorferry.execute.mapping import mapped_parameters
 from tensorferry.execute.placing import refuse_unwritable
 from tensorferry.execute.threaded import ThreadedExecutor
-from tensorferry.formats.merge import same_values
-from tensorferry.formats.quantized_parts import QUANTIZED_BY
-from tensorferry.modules.adapters import Adapted, Derive, adapt
-from tensorferry.modules.describe import describe, places
-from tensorferry.modules.finalize import Completion, derive_buffers, refuse_unfilled
+from tensorferry.modules.describe import places
+from tensorferry.modules.finalize import Completion, refuse_unfilled
 from tensorferry.modules.materialize import Materialized
 from tensorferry.modules.surroundings import device_for
-from tensorferry.modules.tie import settle_ties
-from tensorferry.problems import Problem, ProblemKind
+from tensorferry.preparing import Prepared, prepare, refuse_misfit
+from tensorferry.problems import ProblemKind
 from tensorferry.progress import SILENT, Progress, progress_of
 from tensorferry.report import Report
 from tensorferry.timing import timed
@@ -54,28 +46,6 @@ logger = logging.getLogger(__name__)
 _BATCHES, _LEAST_READ = 64, 1 << 20
 """Batches that a load is made of at least, so that threads share it evenly and little of a small one is staged at
 once; and bytes below which batches are not cut for that."""
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A load that has been planned and not begun: what to fill, how, and what to tell of it.
-
-    bytes_compared: read already, to find out whether tied tensors have equal values. hint: what may help, where
-    checkpoint and model do not fit. processed: modules whose values come as their hooks leave them, so that these are
-    not run.
-    """
-
-    checkpoint: Checkpoint
-    target: Target
-    plan: Plan
-    strict: Strictness = field(default_factory=Strictness)
-    notes: tuple[str, ...] = ()
-    derive: Derive = derive_buffers
-    verified: str = "contents not verified"
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    bytes_compared: int = 0
-    hint: str = ""
-    processed: tuple[str, ...] = ()
 
 
 def load(
@@ -131,80 +101,6 @@ def plan(
     refuse_unknown_options(plan, opening)
     with opened(path, None, opening) as checkpoint:
         return prepare(model, checkpoint, rules=rules, strict=strict).plan
-
-
-def prepare(
-    model: nn.Module,
-    checkpoint: Checkpoint,
-    *,
-    target: Target | None = None,
-    rules: RuleSet | None = None,
-    strict: Strictness | None = None,
-    adapted: Adapted | None = None,
-) -> Prepared:
-    """Describe `model`, settle names and ties, and plan. Touches nothing, raises no PlanError.
-
-    Given `target`, `rules` or `adapted` are taken as they are; without them, models of a known library are adapted.
-    Raises ConfigError for a model, rules or strictness that are none, and for weights that would be processed twice.
-    """
-    refuse_nonsense(model, rules, strict)
-    refuse_processed(model, checkpoint)
-    seconds: dict[str, float] = {}
-    compared = _Compared(checkpoint)
-    with timed(seconds, "describe"):
-        how = adapted or _adapted(model, checkpoint, target, rules)
-    catalogue = checkpoint.catalogue if how.catalogue is None else how.catalogue
-    with timed(seconds, "plan"), collector_paused():
-        target, untied = settle_ties(catalogue, how.target, how.rules, compared)
-        strict = strict or Strictness()
-        lenient = replace(strict, may_miss=(*strict.may_miss, *how.may_miss))
-        made = make_plan(catalogue, target, how.rules, strict=lenient)
-        made = replace(made, problems=(*made.problems, *_unused(checkpoint, target, rules, strict)))
-    return Prepared(
-        checkpoint, target, made, strict, (*how.notes, *untied), how.derive,
-        seconds=seconds, bytes_compared=compared.nbytes, hint=_hint(model, how, rules),
-    )  # fmt: skip
-
-
-@dataclass
-class _Compared:
-    """Tells whether entries have equal values, and counts what is read for that."""
-
-    checkpoint: Checkpoint
-    nbytes: int = 0
-
-    def __call__(self, one: TensorEntry, other: TensorEntry) -> bool:
-        def read_into(path: str, offset: int, out: memoryview) -> None:
-            self.nbytes += len(out)
-            self.checkpoint.storage.read_into(path, offset, out)
-
-        return same_values(read_into, one, other)
-
-
-def _unused(checkpoint: Checkpoint, target: Target, rules: RuleSet | None, strict: Strictness) -> list[Problem]:
-    """Return findings of what the caller gave and nothing matches; his words are the only ones that are misspelt."""
-    return [*(unused_rules(rules, checkpoint.catalogue) if rules is not None else ()), *unused_patterns(strict, target)]
-
-
-def _hint(model: nn.Module, how: Adapted, rules: RuleSet | None) -> str:
-    if rules is not None or how.derive is not derive_buffers or not callable(getattr(model, "load_weights", None)):
-        return ""
-    return (
-        f"{type(model).__name__} has a load_weights of its own, which is not used here: load the model with "
-        "tensorferry.get_model_loader, which traces it"
-    )
-
-
-def _adapted(model: nn.Module, checkpoint: Checkpoint, target: Target | None, rules: RuleSet | None) -> Adapted:
-    if target is None and rules is None:
-        found = adapt(model, checkpoint.catalogue)
-        if found is not None:
-            return found
-    target = describe(model) if target is None else target
-    if rules is not None:
-        return Adapted(target, rules)
-    guessed, notes = _guessed_rules(checkpoint, target)
-    return Adapted(target, guessed, notes=tuple(notes))
 
 
 def run(
@@ -319,13 +215,6 @@ def opened(
     return open_checkpoint(path, options=options, **opening)
 
 
-def _guessed_rules(checkpoint: Checkpoint, target: Target) -> tuple[RuleSet, list[str]]:
-    found = unwrapping(checkpoint.catalogue, target.keys())
-    if found is None:
-        return RuleSet(), []
-    return found[0], [stripping_told(found[1])]
-
-
 @contextmanager
 def _telling_what_was_touched(parameters: Materialized) -> Iterator[None]:
     try:
@@ -358,18 +247,6 @@ def _materialize_empty(parameters: Materialized, made: Plan) -> None:
 
 def _unfilled(parameters: Materialized, made: Plan) -> dict[str, str]:
     return {name: "missing in part" for name in made.missing if name in parameters.given_memory}
-
-
-def refuse_misfit(prepared: Prepared) -> None:
-    """Raise PlanError with every problem that stops the load, naming the checkpoint."""
-    try:
-        prepared.plan.raise_for_problems()
-    except PlanError as error:
-        checkpoint = prepared.checkpoint
-        empty = "" if checkpoint.catalogue else "it has no tensors (vocabulary only?), "
-        told = [note for note in checkpoint.catalogue.notes if note.startswith(QUANTIZED_BY)]
-        hints = "".join(f"\n  {hint}" for hint in (prepared.hint, *told) if hint)
-        raise PlanError(f"{shown(checkpoint.uri, 300)}: {empty}{error}{hints}", error.problems) from None
 
 
 def _devices(model: nn.Module) -> dict[str, int]:
