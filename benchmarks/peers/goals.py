@@ -114,7 +114,8 @@ class _Judge:
         ratio = self.run.ratio(mine, other, key)
         if ratio is None:
             return Outcome(goal, "not measured", None)
-        return Outcome(goal, f"{_told(ratio)} ({mine[2]} beside {other[2]})", ratio.value <= most)
+        sides = [name if mine[0] == other[0] else f"{name}, {work}" for work, _, name in (mine, other)]
+        return Outcome(goal, f"{_told(ratio)} ({' beside '.join(sides)})", ratio.value <= most)
 
     def _bytes(self, work: str, most: float) -> Outcome:
         goal = f"{work}, cold: at most {most:.2f} times the needed bytes from the disk"

@@ -18,7 +18,6 @@ __all__ = ["write_results"]
 _GIB, _MIB = 1 << 30, 1 << 20
 _HEAD = ("", "seconds", "least to most", "of the limit", "CPU s", "read, MiB", "read / needed", "extra memory, MiB",
          "peak, MiB", "left in page cache, MiB")  # fmt: skip
-_LIMITS = {"cold": "raw read", "warm": "page-cache read into fresh memory"}
 
 
 def write_results(told: Mapping[str, Any], folder: Path) -> None:
@@ -49,7 +48,7 @@ def _parts(told: Mapping[str, Any], run: Run, contestants: Mapping[str, Contesta
         for cache in WORKS[work].caches:
             rows = _rows(run, work, cache, contestants)
             if rows:
-                cells = (_cells(row, run, (work, cache), contestants[row.contestant]) for row in rows)
+                cells = (_cells(row, run, (work, cache), contestants) for row in rows)
                 yield f"## {WORKS[work].title}, {cache}: {size / _GIB:.2f} GiB needed\n\n" + table(_HEAD, cells)
     yield "## What each does\n\n" + table(("", "call", "memory"), _calls(run, contestants))
     if told["skipped"]:
@@ -77,9 +76,8 @@ def _rows(run: Run, work: str, cache: str, contestants: Mapping[str, Contestant]
     return sorted((r for r in found if r), key=lambda r: (not contestants[r.contestant].limit, r.seconds))
 
 
-def _cells(row: Row, run: Run, about: tuple[str, str], contestant: Contestant) -> tuple[str, ...]:
-    limits = [name for name in run.contestants(*about) if name.startswith(f"{_LIMITS[about[1]]}, ")]
-    fastest = run.fastest(*about, limits)
+def _cells(row: Row, run: Run, about: tuple[str, str], contestants: Mapping[str, Contestant]) -> tuple[str, ...]:
+    contestant, fastest = contestants[row.contestant], run.limit(*about, contestants)
     ratio = run.ratio((*about, row.contestant), (*about, fastest)) if fastest else None
     name = f"**{row.contestant}**" if contestant.ours else f"*{row.contestant}*" if contestant.limit else row.contestant
     memory = (f"{n / _MIB:.0f}" for n in (row.extra, row.peak, row.cached))

@@ -14,7 +14,6 @@ __all__ = ["picture"]
 
 _WIDTH, _NAMES, _BARS, _STEP, _TITLE = 920, 250, 560, 17, 58
 _COLOURS = {"ours": "#0b6e4f", "peer": "#8da0b3", "own": "#c3ced9"}
-_LIMITS = {"cold": "raw read", "warm": "page-cache read into fresh memory"}
 _STYLE = (
     "text{font-family:Helvetica,Arial,sans-serif;font-size:11px;fill:#1b2733}"
     ".title{font-size:14px;font-weight:bold}.note{fill:#5b6b7a}.ours{font-weight:bold}"
@@ -29,7 +28,9 @@ def picture(told: Mapping[str, Any], run: Run, contestants: Mapping[str, Contest
         for cache in WORKS[work].caches:
             rows = _rows(run, work, cache, contestants)
             if rows:
-                parts += _panel(top, f"{WORKS[work].title}, {cache}", rows, _limit(run, work, cache), contestants)
+                parts += _panel(
+                    top, f"{WORKS[work].title}, {cache}", rows, _limit(run, work, cache, contestants), contestants
+                )
                 top += _TITLE + _STEP * len(rows)
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{top}" viewBox="0 0 {_WIDTH} {top}" '
@@ -45,15 +46,15 @@ def _rows(run: Run, work: str, cache: str, contestants: Mapping[str, Contestant]
     return sorted((row for row in found if row), key=lambda row: row.seconds)
 
 
-def _limit(run: Run, work: str, cache: str) -> Row | None:
-    names = [name for name in run.contestants(work, cache) if name.startswith(f"{_LIMITS[cache]}, ")]
-    fastest = run.fastest(work, cache, names)
+def _limit(run: Run, work: str, cache: str, contestants: Mapping[str, Contestant]) -> Row | None:
+    fastest = run.limit(work, cache, contestants)
     return run.row(work, cache, fastest) if fastest else None
 
 
 def _legend(told: Mapping[str, Any]) -> Iterator[str]:
     yield _text(16, 22, f"Seconds to load: median, least and most of {told['rounds']} rounds", "title")
-    yield _text(16, 40, f"{told['date']}, {told['machine']}, checkpoints of size {told['size']}", "note")
+    about = f"{told['date']}, {told['machine']}, whose load was {told['load']:.1f}; checkpoints of size {told['size']}"
+    yield _text(16, 40, about, "note")
     labels = {"ours": "tensorferry", "peer": "peer, into given memory", "own": "peer, in memory of its own"}
     at = 16
     for kind, label in labels.items():

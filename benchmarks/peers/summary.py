@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from benchmarks.peers.contestant import Contestant
 
 __all__ = ["Ratio", "Row", "Run"]
 
@@ -83,6 +86,12 @@ class Run:
         """Return which of the named has the least median of a number, or None where none of them did the work."""
         medians = {name: median(r[key] for r in found) for name in names if (found := self.of(work, cache, name))}
         return min(medians, key=medians.__getitem__, default=None)
+
+    def limit(self, work: str, cache: str, contestants: Mapping[str, Contestant]) -> str | None:
+        """Return the fastest of the limits that a work is shown beside, or None where it is beside none."""
+        kind = {"cold": "raw read, ", "warm": "page-cache read into fresh memory, "}[cache]
+        names = [c.name for c in contestants.values() if c.name.startswith(kind) and work in c.works]
+        return self.fastest(work, cache, names)
 
     def ratio(self, one: tuple[str, str, str], other: tuple[str, str, str], key: str = "seconds") -> Ratio | None:
         """Return the ratio of two (work, cache, contestant), round by round; None where they share no round.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,6 +25,7 @@ _POPULATE_WRITE = 23
 _PIECE, _ALIGNED, _PAGE = 8 * MIB, 4096, 4096
 _CORES = len(os.sched_getaffinity(0))
 _WORKS = ("full", "tp", "moe", "ep", "many")
+_WHOLE = ("full", "moe", "ep", "many")  # those that need whole tensors
 
 
 class _Range(NamedTuple):
@@ -201,15 +202,23 @@ def _limits() -> Iterator[Contestant]:
         yield _limit(f"raw read, {n}", _hot(n, os.O_DIRECT), "O_DIRECT preadv into hot memory", "cold")
     for n in sorted({1, _CORES}):
         yield _limit(f"page-cache read, {n}", _hot(n, 0), "preadv into hot memory", "warm")
-        yield _limit(f"page-cache read into fresh memory, {n}", _fresh(n), "preadv into untouched memory", "warm")
+        yield _limit(
+            f"page-cache read into fresh memory, {n}", _fresh(n), "preadv into untouched memory", "warm", _WHOLE
+        )
         yield _limit(f"memcpy, {n}", _whole(n, _copy, copied=True), "memmove between touched memory", "warm")
         yield _limit(f"first touch, {n}", _whole(n, _touch, copied=False), "MADV_POPULATE_WRITE", "warm")
 
 
-def _limit(name: str, how: tuple[Callable[[Task], None], Callable[[Task], None]], call: str, cache: str) -> Contestant:
+def _limit(
+    name: str,
+    how: tuple[Callable[[Task], None], Callable[[Task], None]],
+    call: str,
+    cache: str,
+    works: Sequence[str] = _WORKS,
+) -> Contestant:
     prepare, load = how
     return Contestant(
-        f"{name} thread{'' if name.endswith(' 1') else 's'}", load, call, _WORKS, prepare=prepare, limit=True,
+        f"{name} thread{'' if name.endswith(' 1') else 's'}", load, call, works, prepare=prepare, limit=True,
         caches=(cache,),
     )  # fmt: skip
 
