@@ -6,7 +6,7 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 
 import torch
 
@@ -15,7 +15,9 @@ from tensorferry.core.catalogue import TensorEntry
 from tensorferry.errors import ReadError
 from tensorferry.execute.base import Counters
 from tensorferry.execute.making import is_made, reads_of, room_of
+from tensorferry.execute.pool import PATIENCE, Readers
 from tensorferry.execute.simple import entry_in, read_entry, read_entry_through
+from tensorferry.execute.ways import Ways
 from tensorferry.storage.base import Storage, SupportsMap
 from tensorferry.storage.reading import ReadInto
 
@@ -28,13 +30,18 @@ def stream(
     """Yield each entry's name and values, in the order given, in memory of their own.
 
     At most ``options.max_staging`` bytes are read ahead of the consumer, or one entry where that is larger; what the
-    consumer keeps is its own. Closing the iterator stops the readers within one read of ``options.max_read`` bytes.
+    consumer keeps is its own. Closing the iterator stops the readers within one read of ``options.max_read`` bytes,
+    and waits a second for a read that hangs.
+
     Raises ReadError at the entry that fails. `counters` are counted up as entries are asked for.
     """
-    counters = counters or Counters()
+    counters = Counters() if counters is None else counters
+    entries = list(entries)
     stopped = threading.Event()
-    read_into = _in_pieces(storage.read_into, options.max_read, stopped)
-    pool = ThreadPoolExecutor(options.workers, thread_name_prefix="tensorferry")
+    ways = Ways(storage, options.direct, options.keep_cache)
+    ways.refuse_impossible(file for entry in entries for file in entry.files)
+    read_into = _in_pieces(_counting(ways, counters), options.max_read, stopped)
+    readers = Readers[torch.Tensor](options.workers)
     ahead: deque[tuple[TensorEntry, Future[torch.Tensor]]] = deque()
     held = 0
     try:
@@ -44,7 +51,7 @@ def stream(
                 held -= room_of(first)
                 yield first.name, future.result()
                 del future
-            ahead.append((entry, pool.submit(read_entry_through, read_into, entry)))
+            ahead.append((entry, readers.submit(read_entry_through, read_into, entry)))
             held += room_of(entry)
             _count(counters, entry, held, options.max_read)
         while ahead:
@@ -53,7 +60,19 @@ def stream(
             del future
     finally:
         stopped.set()
-        pool.shutdown(wait=True, cancel_futures=True)
+        readers.close(PATIENCE)
+
+
+def _counting(ways: Ways, counters: Counters) -> ReadInto:
+    lock = threading.Lock()
+
+    def read(path: str, offset: int, out: memoryview) -> None:
+        came = Counters()
+        ways.read(path, offset, [out], came)
+        with lock:
+            counters.absorb(came)
+
+    return read
 
 
 def _in_pieces(read_into: ReadInto, most: int, stopped: threading.Event) -> ReadInto:

@@ -37,6 +37,10 @@ from tensorferry.storage.gpu_direct import Use
 __all__ = ["ThreadedExecutor"]
 
 
+_PAGE, _PAGED = 4096, 256 << 10
+"""Bytes of a page, and bytes from which on a read is staged on an address that suits direct reads."""
+
+
 class ThreadedExecutor:
     """Runs batches in `threads` threads, in the order of the schedule.
 
@@ -234,14 +238,15 @@ def _read(ways: Ways, read: Read, outs: Sequence[memoryview], counters: Counters
 def _layout(reads: Sequence[Read | None]) -> tuple[list[tuple[int, int]], int]:
     """Return (start, length) in a staging block for each read, and the size of the block.
 
-    A byte lies on the same address modulo 64 as in its file, so that what is aligned there is aligned here.
+    A byte lies on the same address modulo 64 as in its file, so that what is aligned there is aligned here; modulo a
+    page where the read is long, so that it can be read directly.
     """
     where, at = [], 0
     for read in reads:
         if read is None:
             where.append((0, 0))
             continue
-        at += (read.offset - at) % 64
+        at += (read.offset - at) % (_PAGE if read.length >= _PAGED else 64)
         where.append((at, read.length))
         at += read.length
     return where, at

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from tensorferry.core.catalogue import Chunk, Span, TensorEntry
 from tensorferry.core.dtypes import DTYPES
 from tensorferry.errors import ReadError
 from tensorferry.execute.base import Counters
+from tensorferry.execute.pool import Readers
 from tensorferry.execute.simple import read_entry
 from tensorferry.execute.stream import mapped, stream
 from tensorferry.storage.local import LocalStorage
@@ -97,17 +97,20 @@ def test_closing_early_stops_the_readers() -> None:
 def test_closing_does_not_wait_for_the_rest_of_a_large_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, closing_begun = threading.Event(), threading.Event()
 
-    class Pool(ThreadPoolExecutor):
-        def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+    class Threads(Readers[torch.Tensor]):
+        def close(self, patience: float | None = None) -> int:
             closing_begun.set()
-            super().shutdown(wait, cancel_futures=cancel_futures)
+            return super().close(None)
+
+        def __class_getitem__(cls, item: object) -> type[Readers[torch.Tensor]]:
+            return cls
 
     def hold(path: str, offset: int, length: int) -> None:
         if offset >= 64 * SIZE:
             begun.set()
             assert closing_begun.wait(60)
 
-    monkeypatch.setattr(sys.modules["tensorferry.execute.stream"], "ThreadPoolExecutor", Pool)
+    monkeypatch.setattr(sys.modules["tensorferry.execute.stream"], "Readers", Threads)
     storage, entries, _ = _tensors(2, size=64 * SIZE)
     storage.before_read = hold
     tensors = stream(storage, entries, ReadOptions(max_staging=1 << 20, max_read=SIZE, threads=2))

@@ -182,3 +182,35 @@ def test_ready_parameters_are_told_while_others_are_still_to_come() -> None:
     ThreadedExecutor(1).run(schedule, storage, _empty(plan), on_ready=lambda n: seen.append((n, len(storage.reads))))
     assert seen[0] == ("t0", 1)
     assert [name for name, _ in seen] == list(MANY)
+
+
+def test_a_read_that_hangs_is_not_waited_for_when_another_one_fails() -> None:
+    plan, data = _planned(MANY)
+    schedule = lower(plan, max_gap=0, max_read=64, max_staging=640, waste=1.0)
+    hanging, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def fail(path: str, offset: int, length: int) -> None:
+        if offset == 0:
+            hanging.set()
+            go_on.wait(60)
+            ended.set()
+        elif hanging.wait(60):
+            raise ReadError("f: gone")
+
+    found = _empty(plan)
+    with pytest.raises(ReadError, match=r"f: gone \(while reading t\d+\)") as caught:
+        ThreadedExecutor(2).run(schedule, MemoryStorage({"f": data}, before_read=fail), found)
+    assert any("1 read of memory did not return within 1 s" in note for note in caught.value.__notes__)
+    assert not ended.is_set()
+    del found  # what it reads into stays until it has ended
+    go_on.set()
+    assert ended.wait(60)
+
+
+def test_bytes_that_are_staged_are_counted_as_copied_and_others_not() -> None:
+    plan, data = _planned(MANY)
+    cast, _ = _planned(MANY, into=torch.float64)
+    plain = ThreadedExecutor(2).run(lower(plan, **WIDE), MemoryStorage({"f": data}), _empty(plan))  # type: ignore[arg-type]
+    staged = ThreadedExecutor(2).run(lower(cast, **WIDE), MemoryStorage({"f": data}), _empty(cast, torch.float64))  # type: ignore[arg-type]
+    assert (plain.copied_bytes, staged.copied_bytes) == (0, 20 * 64)
+    assert plain.ways == staged.ways == {"buffered": 20 * 64}

@@ -1,0 +1,137 @@
+"""Which way bytes come: past the page cache or through it, and what the page cache holds afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import get_args
+
+import pytest
+
+from helpers.memory_storage import MemoryStorage
+from tensorferry.config import Direct
+from tensorferry.errors import ConfigError
+from tensorferry.execute.base import Counters
+from tensorferry.execute.ways import Ways
+from tensorferry.storage.base import SupportsUncached, Uncached
+
+MIB = 1 << 20
+LOCAL = Uncached(True, "")
+DATA = bytes(range(256)) * (2 * MIB // 256)
+
+
+@dataclass
+class CachedStorage(MemoryStorage):
+    """Files in memory behind a page cache that a test fills, and that reads fill."""
+
+    found: Uncached = LOCAL
+    share: float = 0.0
+    refuses: bool = False
+    absent: Sequence[tuple[int, int]] | None = ((4096, 8192),)
+    forgotten: list[tuple[int, int]] = field(default_factory=list)
+    past: int = 0
+
+    def __post_init__(self) -> None:
+        super().__init__({"f": DATA})
+
+    def uncached(self, path: str) -> Uncached:
+        return self.found
+
+    def cached_share(self, path: str, offset: int, length: int) -> float:
+        return self.share
+
+    def read_uncached(self, path: str, offset: int, outs: Sequence[memoryview]) -> int | None:
+        if self.refuses:
+            return None
+        self.past += 1
+        for out in outs:
+            out[:] = self.files[path][offset : offset + len(out)]
+            offset += len(out)
+        return 7
+
+    def absent_ranges(self, path: str, offset: int, length: int) -> Sequence[tuple[int, int]] | None:
+        return self.absent
+
+    def forget(self, path: str, offset: int, length: int) -> None:
+        self.forgotten.append((offset, length))
+
+
+def read(ways: Ways, *, length: int = MIB, buffers: int = 1) -> Counters:
+    counters = Counters()
+    outs = [memoryview(bytearray(length // buffers)) for _ in range(buffers)]
+    ways.read("f", 512, outs, counters)
+    assert b"".join(outs) == DATA[512 : 512 + length]
+    return counters
+
+
+def test_it_is_tested_with_a_storage_behind_a_cache() -> None:
+    assert isinstance(CachedStorage(), SupportsUncached)
+
+
+def test_cold_bytes_of_a_local_disk_are_read_past_the_cache() -> None:
+    counters = read(Ways(CachedStorage()))
+    assert (counters.ways, counters.copied_bytes) == ({"direct": MIB}, 7)
+
+
+def test_what_is_cached_is_read_from_there() -> None:
+    storage = CachedStorage(share=0.5)
+    assert read(Ways(storage)).ways == {"cached": MIB}
+    assert storage.past == 0
+
+
+def test_where_direct_reads_do_not_pay_the_reason_is_told() -> None:
+    assert read(Ways(CachedStorage(Uncached(True, "NFS")))).ways == {"buffered: NFS": MIB}
+    assert read(Ways(CachedStorage(Uncached(False, "tmpfs has no direct reads")))).ways == {
+        "buffered: tmpfs has no direct reads": MIB
+    }
+
+
+def test_small_reads_and_reads_into_many_small_buffers_go_through_the_cache() -> None:
+    assert read(Ways(CachedStorage()), length=4096).ways == {"buffered: small": 4096}
+    assert read(Ways(CachedStorage()), buffers=128).ways == {"buffered: small": MIB}
+
+
+def test_a_file_system_that_refuses_after_all_is_read_through_the_cache() -> None:
+    counters = read(Ways(CachedStorage(refuses=True)))
+    assert (counters.ways, counters.copied_bytes) == ({"buffered: refused": MIB}, 0)
+
+
+def test_never_and_always_do_not_look() -> None:
+    assert read(Ways(CachedStorage(), "never")).ways == {"buffered": MIB}
+    assert read(Ways(CachedStorage(Uncached(True, "NFS"), share=1.0), "always"), length=4096).ways == {"direct": 4096}
+
+
+def test_a_storage_that_knows_nothing_of_a_cache_is_simply_read() -> None:
+    storage = MemoryStorage({"f": DATA})
+    assert read(Ways(storage, "auto", keep_cache=False)).ways == {"buffered": MIB}
+    Ways(storage).refuse_impossible(["f"])
+
+
+def test_always_is_refused_where_it_is_impossible() -> None:
+    for storage, why in (
+        (CachedStorage(Uncached(False, "tmpfs has no direct reads")), "tmpfs has no direct reads"),
+        (MemoryStorage({"f": DATA}), "its storage knows no such reads"),
+    ):
+        with pytest.raises(ConfigError, match=f"direct 'always': f cannot be read past the page cache: {why}"):
+            Ways(storage, "always").refuse_impossible(["f"])
+
+
+@pytest.mark.parametrize("direct", get_args(Direct))
+def test_what_a_read_brought_into_the_cache_is_forgotten_and_no_more(direct: Direct) -> None:
+    storage = CachedStorage(share=1.0)
+    read(Ways(storage, direct, keep_cache=False))
+    assert storage.forgotten == ([] if direct == "always" else [(4096, 8192)])
+
+
+def test_the_cache_stays_as_it_is_where_nobody_tells_what_was_there() -> None:
+    storage = CachedStorage(share=1.0, absent=None)
+    read(Ways(storage, "auto", keep_cache=False))
+    assert storage.forgotten == []
+
+
+def test_runs_at_equal_distances_go_through_the_cache_and_leave_no_trace() -> None:
+    storage, counters, out = CachedStorage(), Counters(), memoryview(bytearray(30))
+    Ways(storage, keep_cache=False).read_runs("f", 5, 100, 10, out, counters)
+    assert bytes(out) == DATA[5:15] + DATA[105:115] + DATA[205:215]
+    assert counters.ways == {"buffered: short runs": 30}
+    assert storage.forgotten == [(4096, 8192)]

@@ -1,0 +1,185 @@
+"""Reads past the page cache: what lands where, what is copied on, and what the page cache holds meanwhile."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tensorferry.errors import ReadError
+from tensorferry.storage import direct, handle, page_cache
+from tensorferry.storage.base import SupportsUncached
+from tensorferry.storage.direct import SPARE, DirectFile
+from tensorferry.storage.joined import JoinedStorage
+from tensorferry.storage.local import LocalStorage
+
+PAGE = mmap.PAGESIZE
+SIZE = 3 * SPARE + 1234
+DATA = b"".join(n.to_bytes(4, "little") for n in range(SIZE // 4 + 1))[:SIZE]
+
+
+def page_aligned(nbytes: int, lead: int = 0) -> memoryview:
+    """Return bytes whose address is `lead` modulo the size of a page."""
+    return memoryview(mmap.mmap(-1, nbytes + lead + PAGE))[lead : lead + nbytes]
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Iterator[LocalStorage]:
+    (tmp_path / "f").write_bytes(DATA)
+    with (tmp_path / "f").open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    with LocalStorage(tmp_path) as opened:
+        if not opened.uncached("f").possible:
+            pytest.skip(f"direct reads: {opened.uncached('f').why}")
+        yield opened
+
+
+def test_it_is_a_storage_behind_a_page_cache(storage: LocalStorage) -> None:
+    assert isinstance(storage, SupportsUncached)
+    assert isinstance(JoinedStorage({"part": storage}), SupportsUncached)
+
+
+def test_what_lies_in_memory_as_in_the_file_is_not_copied_but_for_its_ends(storage: LocalStorage) -> None:
+    out = page_aligned(2 * SPARE, lead=1000)
+    copied = storage.read_uncached("f", 1000, [out])
+    assert out == DATA[1000 : 1000 + 2 * SPARE]
+    assert copied is not None
+    assert 0 < copied < 2 * PAGE
+
+
+def test_whole_pages_are_not_copied_at_all(storage: LocalStorage) -> None:
+    out = page_aligned(8 * PAGE)
+    assert storage.read_uncached("f", 4 * PAGE, [out]) == 0
+    assert out == DATA[4 * PAGE : 12 * PAGE]
+
+
+def test_what_lies_otherwise_is_copied_once(storage: LocalStorage) -> None:
+    out = page_aligned(2 * SPARE, lead=8)
+    assert storage.read_uncached("f", 1000, [out]) == 2 * SPARE
+    assert out == DATA[1000 : 1000 + 2 * SPARE]
+
+
+@pytest.mark.parametrize(
+    ("offset", "lengths"),
+    [
+        (0, [1]), (511, [2]), (513, [1, 1, 0, 1]), (4095, [4097]), (100, [5000, 7, 70000, 1]), (SIZE - 1, [1]),
+        (7, [PAGE] * 700), (SPARE - 3, [SPARE, 5, SPARE]), (0, [SIZE]), (SIZE - 5000, [3000, 2000]),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("congruent", [True, False])
+def test_any_range_fills_any_buffers(storage: LocalStorage, offset: int, lengths: list[int], congruent: bool) -> None:
+    at, outs = offset, []
+    for length in lengths:
+        outs.append(page_aligned(length, lead=at % PAGE if congruent else 8))
+        at += length
+    assert storage.read_uncached("f", offset, outs) is not None
+    assert b"".join(outs) == DATA[offset:at]
+    assert (storage.counters.reads, storage.counters.bytes_read) == (1, at - offset)
+
+
+def test_reads_that_come_short_go_on_where_they_ended(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda fd, views, at: whole(fd, [views[0][:1024]], at))
+    outs = [page_aligned(5000, lead=300), page_aligned(3000, lead=8)]
+    storage.read_uncached("f", 300, outs)
+    assert b"".join(outs) == DATA[300:8300]
+
+
+def test_a_file_that_ends_inside_a_read_is_told_of(storage: LocalStorage) -> None:
+    with pytest.raises(ReadError, match=r"wanted 2000 bytes at offset \d+, got 1000"):
+        storage.read_uncached("f", SIZE - 1000, [page_aligned(2000)])
+
+
+def test_an_error_of_the_disk_names_file_and_offset(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> int:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "preadv", broken)
+    with pytest.raises(ReadError, match=r"^f .*: Input/output error, while reading at offset 512"):
+        storage.read_uncached("f", 512, [page_aligned(512)])
+
+
+def test_a_file_system_that_refuses_such_a_read_after_all_is_read_through_the_cache(
+    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> int:
+        raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(os, "preadv", refused)
+    assert storage.read_uncached("f", 512, [page_aligned(512)]) is None
+    assert storage.uncached("f").why == "direct reads are refused"
+
+
+def test_nothing_is_brought_into_the_page_cache(storage: LocalStorage) -> None:
+    storage.read_uncached("f", 0, [page_aligned(SIZE)])
+    assert storage.cached_share("f", 0, SIZE) == 0.0
+
+
+def test_pages_that_are_absent_are_found_and_forgotten(storage: LocalStorage) -> None:
+    storage.read_into("f", 2 * PAGE, page_aligned(3 * PAGE))
+    absent = storage.absent_ranges("f", PAGE + 5, 6 * PAGE)
+    if absent is None:
+        pytest.skip("the system does not tell what its page cache holds")
+    assert absent == [(PAGE, PAGE), (5 * PAGE, 3 * PAGE)]
+    storage.forget("f", 2 * PAGE, 3 * PAGE)
+    assert storage.absent_ranges("f", 0, SIZE) == [(0, -(-SIZE // PAGE) * PAGE)]
+
+
+def test_what_is_cached_is_seen_without_the_call_for_it(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_cache, "_cached_pages", lambda *_: None)
+    storage.read_into("f", 0, page_aligned(SIZE))
+    assert storage.cached_share("f", 0, SIZE) == 1.0
+
+
+def test_a_file_in_memory_has_no_direct_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "f").write_bytes(DATA)
+    monkeypatch.setattr(direct, "_block", lambda fd: 0)
+    monkeypatch.setattr(direct, "_magic", lambda fd: 0x01021994)
+    with LocalStorage(tmp_path) as storage:
+        assert storage.uncached("f") == (False, "tmpfs has no direct reads")
+        assert storage.read_uncached("f", 0, [page_aligned(10)]) is None
+
+
+def test_a_network_file_system_could_but_is_told_of(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct, "_magic", lambda fd: 0x6969)
+    assert storage.uncached("f") == (True, "")  # it was looked at before
+    storage.close()
+    with LocalStorage(storage.uri) as again:
+        assert again.uncached("f") == (True, "NFS")
+
+
+def test_no_descriptor_is_left(storage: LocalStorage) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    with LocalStorage(storage.uri) as other:
+        other.read_uncached("f", 0, [page_aligned(PAGE)])
+        other.absent_ranges("f", 0, SIZE)
+        assert len(set(os.listdir("/proc/self/fd"))) == len(before) + 2
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_joined_storage_passes_on_and_says_what_its_parts_cannot(storage: LocalStorage) -> None:
+    joined = JoinedStorage({"part": storage})
+    out = page_aligned(PAGE)
+    assert joined.uncached("part/f").possible
+    assert joined.read_uncached("part/f", 0, [out]) == 0
+    assert out == DATA[:PAGE]
+
+
+def test_written_to_a_writable_mapping_stays_in_this_process(storage: LocalStorage) -> None:
+    view = storage.map("f", writable=True)
+    view[0] = 99
+    assert (view[0], bytes(storage.map("f")[:4])) == (99, DATA[:4])
+    assert Path(storage.uri, "f").read_bytes() == DATA
+
+
+def test_a_handle_closes_both_of_its_descriptors(storage: LocalStorage) -> None:
+    opened = handle.Handle("f", os.open(Path(storage.uri, "f"), os.O_RDONLY))
+    found: DirectFile = opened.direct()
+    opened.close()
+    for fd in (opened.fd, found.fd):
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
