@@ -5,16 +5,16 @@ They are what an entry that lies in no file is made by (`Made` of the catalogue)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, ClassVar
 
 from tensorferry.core.boxes import Box, Region
-from tensorferry.core.dtypes import DTYPES, Kind, dtype_from_json, dtype_to_json
-from tensorferry.core.transforms import Dequantize, TensorSpec, Transform, transform_from_json
+from tensorferry.core.dtypes import DTYPES, Kind, dtype_to_json
+from tensorferry.core.transforms import Dequantize, TensorSpec, Transform
 
-__all__ = ["Assemble", "Each", "Scale", "from_json"]
+__all__ = ["Assemble", "Each", "Scale"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,25 +122,5 @@ class Assemble:
         return {"op": self.op, "dtype": dtype, "shape": self.output.shape, "pieces": pieces}
 
 
-def from_json(data: Mapping[str, Any]) -> Transform | None:
-    """Return the transform of this module that ``to_json`` described; None for another operation."""
-    match data["op"]:
-        case "scale":
-            return Scale()
-        case "each":
-            made = tuple((count, via and transform_from_json(via)) for count, via in data["made"])
-            return Each(made, transform_from_json(data["then"]))
-        case "assemble":
-            output = TensorSpec(dtype_from_json(data["dtype"]), tuple(data["shape"]))
-            return Assemble(output, tuple((_region_in(window), _region_in(into)) for window, into in data["pieces"]))
-        case _:
-            return None
-
-
 def _region_out(region: Region) -> list[Any]:
     return [region.view, region.box.start, region.box.stop]
-
-
-def _region_in(data: Sequence[Sequence[int]]) -> Region:
-    view, start, stop = map(tuple, data)
-    return Region(view, Box(start, stop))

@@ -10,7 +10,8 @@ from tensorferry.core.boxes import Box, Region
 from tensorferry.core.catalogue import Chunk, Span, TensorEntry
 from tensorferry.core.dtypes import dtype_from_json, dtype_to_json
 from tensorferry.core.plan import Dropped, Plan, Source, Step
-from tensorferry.core.transforms import TensorSpec, transform_from_json
+from tensorferry.core.transform_json import transform_from_json
+from tensorferry.core.transforms import TensorSpec
 from tensorferry.errors import PlanError
 from tensorferry.problems import Problem, ProblemKind
 

@@ -6,18 +6,17 @@ needs. `numerics` computes it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from tensorferry.core.boxes import Box, Region, Shape
-from tensorferry.core.dtypes import DTYPES, DType, Kind, dtype_from_json, dtype_to_json
-from tensorferry.errors import RuleError
+from tensorferry.core.dtypes import DTYPES, DType, Kind, dtype_to_json
 
 __all__ = [
     "Add", "Chain", "Concat", "Custom", "Dequantize", "Permute", "Stack", "Take", "TensorSpec", "Transform",
-    "Transpose", "transform_from_json",
+    "Transpose",
 ]  # fmt: skip
 
 
@@ -312,34 +311,3 @@ def _alike(inputs: Sequence[TensorSpec], op: str) -> TensorSpec:
     if not inputs or any(s != inputs[0] for s in inputs):
         raise ValueError(f"{op} takes tensors of one shape and dtype, not {[(str(s.dtype), s.shape) for s in inputs]}")
     return inputs[0]
-
-
-def transform_from_json(data: Mapping[str, Any]) -> Transform:
-    """Return the transform that ``to_json`` described; raises RuleError for an operation that is not known."""
-    match data["op"]:
-        case "take":
-            box = Box(tuple(data["start"]), tuple(data["stop"]))
-            return Take(Region(tuple(data["view"]), box), tuple(data["shape"]))
-        case "transpose":
-            return Transpose(tuple(data["dims"]))
-        case "permute":
-            return Permute(tuple(data["view"]), tuple(data["dims"]))
-        case "dequantize":
-            return Dequantize()
-        case "add":
-            return Add(data["value"])
-        case "stack":
-            return Stack(data["dim"])
-        case "concat":
-            return Concat(data["dim"])
-        case "chain":
-            return Chain(tuple(transform_from_json(s) for s in data["steps"]))
-        case "custom":
-            return Custom(data["name"], TensorSpec(dtype_from_json(data["dtype"]), tuple(data["shape"])))
-        case other:
-            from tensorferry.core.making import from_json  # which is written in terms of this module
-
-            found = from_json(data)
-            if found is None:
-                raise RuleError(f"no transform is called {other!r}")
-            return found

@@ -17,6 +17,7 @@ from tensorferry.core.planning import make_plan
 from tensorferry.core.rules import Drop, Join, Part, Place, Split
 from tensorferry.core.ruleset import RuleSet
 from tensorferry.core.target import Slot, TargetTensor
+from tensorferry.core.transform_json import transform_from_json
 from tensorferry.core.transforms import (
     Add,
     Chain,
@@ -27,7 +28,6 @@ from tensorferry.core.transforms import (
     Take,
     TensorSpec,
     Transpose,
-    transform_from_json,
 )
 from tensorferry.errors import PlanError
 

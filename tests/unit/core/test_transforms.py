@@ -8,6 +8,7 @@ import pytest
 
 from tensorferry.core.boxes import Box, Region, Shape
 from tensorferry.core.dtypes import DTYPES
+from tensorferry.core.transform_json import transform_from_json
 from tensorferry.core.transforms import (
     Add,
     Chain,
@@ -18,7 +19,6 @@ from tensorferry.core.transforms import (
     TensorSpec,
     Transform,
     Transpose,
-    transform_from_json,
 )  # fmt: skip
 from tensorferry.errors import RuleError
 
