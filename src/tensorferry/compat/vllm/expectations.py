@@ -17,7 +17,7 @@ from tensorferry.problems import Problem, ProblemKind
 
 __all__ = ["HasDefaultScales", "computed", "padded_only", "without_computed"]
 
-_SCALES = {"q_scale", "k_scale", "v_scale", "prob_scale"}
+_SCALES = {"q_scale", "k_scale", "v_scale", "prob_scale", "q_zero_point", "k_zero_point", "v_zero_point"}
 _CONFIGURED = {"input_scale_ub"}
 """Parameters whose values vLLM takes from the configuration."""
 

