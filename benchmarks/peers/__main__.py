@@ -57,7 +57,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--rounds", type=int, default=5)
     add("--works", type=lambda t: t.split(","), default=list(WORKS), help=f"of {','.join(WORKS)}")
     add("--caches", type=lambda t: t.split(","), default=["cold", "warm"], help="states of the page cache")
-    add("--only", type=lambda t: t.split(","), help="contestants, as patterns of names; limits are always there")
+    add("--only", type=lambda t: t.split(","), default=["*"], help="contestants, as patterns of names")
+    add("--limits", type=lambda t: t.split(","), default=["*"], help="limits of the machine, as patterns of names")
     add("--vllm", action="store_true", help="vLLM's iterators as well; its environment takes half a gigabyte")
     add("--cache", type=Path, default=ROOT / ".cache" / "peers", help="where checkpoints and environments are kept")
     add("--results", type=Path, default=ROOT / "benchmarks" / "results", help="the folder to write to")
@@ -91,8 +92,8 @@ def _pythons(options: argparse.Namespace) -> tuple[dict[str, Path], dict[str, st
 
 
 def _chosen(contestant: Contestant, options: argparse.Namespace) -> bool:
-    patterns = options.only
-    return contestant.limit or not patterns or any(fnmatch(contestant.name, p) for p in patterns)
+    patterns = options.limits if contestant.limit else options.only
+    return any(fnmatch(contestant.name, pattern) for pattern in patterns)
 
 
 def _write_checkpoints(jobs: Sequence[tuple[str, Contestant]], options: argparse.Namespace, python: Path) -> None:
