@@ -59,7 +59,7 @@ class Servers:
 class _Server:
     def __init__(self, python: Path, imports: tuple[str, ...] | Any, threads: int) -> None:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - `close` does
-        environment = {**os.environ, **_QUIET, "OMP_NUM_THREADS": str(threads)}
+        environment = {**os.environ, **_QUIET, "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
         self._process = subprocess.Popen(
             [str(python), "-m", "benchmarks.peers.serve", *imports], cwd=ROOT, env=environment, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said,
