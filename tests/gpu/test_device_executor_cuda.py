@@ -1,4 +1,4 @@
-"""Pinned memory, streams and events on a real device: whose streams wait, equal bits on and off, nothing left pinned."""
+"""Pinned memory, streams and events on a real device: who waits for whom, equal bits with and without, no leaks."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_model_on_the_device_is_reloaded_in_place(atomic: bool, tmp_path: Path
 
 def test_memory_is_pinned_until_it_is_let_go() -> None:
     block = torch.empty(MIB, dtype=torch.uint8)
-    release = Cuda().pin(block)
+    release = Cuda().pin(block, torch.device("cuda", torch.cuda.current_device()))
     assert block.is_pinned()
     release()
     assert not block.is_pinned()

@@ -98,8 +98,8 @@ class FakeDevices:
         if self._submitted == self.fail_at:
             raise RuntimeError("the device has fallen over")
 
-    def drives(self, device: torch.device) -> bool:
-        return device in self.devices
+    def exact(self, device: torch.device) -> torch.device | None:
+        return device if device in self.devices else None
 
     def current(self, device: torch.device) -> Stream:
         return self._callers[device]
@@ -112,7 +112,8 @@ class FakeDevices:
         assert device in self.devices
         return torch.full((nbytes,), 0xEE, dtype=torch.uint8)
 
-    def pin(self, block: torch.Tensor) -> Callable[[], None]:
+    def pin(self, block: torch.Tensor, device: torch.device) -> Callable[[], None]:
+        assert device in self.devices
         at = block.data_ptr()
         with self._lock:
             assert at not in self.pinned

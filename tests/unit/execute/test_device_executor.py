@@ -20,7 +20,7 @@ from tensorferry.core.rules import Place
 from tensorferry.core.ruleset import RuleSet
 from tensorferry.core.target import TargetTensor
 from tensorferry.core.transforms import Custom, TensorSpec, Transpose
-from tensorferry.errors import ReadError
+from tensorferry.errors import ConfigError, ReadError
 from tensorferry.execute import ThreadedExecutor
 from tensorferry.execute.device import DeviceExecutor
 from tensorferry.numerics.torch_dtypes import dtype_of, torch_dtype
@@ -235,3 +235,13 @@ def test_devices_that_read_by_themselves_read_pages_and_nothing_is_pinned() -> N
     assert all(offset % 4096 == 0 for offset, _ in storage.reads)
     assert devices.most_pinned == 0
     assert counters.bytes_read == sum(length for _, length in storage.reads)
+
+
+def test_a_storage_that_devices_cannot_read_is_refused_before_anything_is_looked_up() -> None:
+    plan, data = planned(MANY)
+    found, looked_up = on("cuda:0", plan, also={"t0": "cpu"}), list[str]()
+    found.__class__ = type("Noting", (Elsewhere,), {"__getitem__": lambda self, name: looked_up.append(name)})
+    run = DeviceExecutor(2, ThreadedExecutor(2), accelerator=FakeDevices(), gpu_direct="always")
+    with pytest.raises(ConfigError, match="gpu_direct 'always'"):
+        run.run(lower(plan, **SMALL), MemoryStorage({"f": data}), found)
+    assert looked_up == []

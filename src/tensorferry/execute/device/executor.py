@@ -49,8 +49,8 @@ def _devices_of(parameters: Parameters, plan: Plan, accelerator: Accelerator) ->
         where = lambda name: parameters[name].device  # noqa: E731 - as short as it gets
     else:
         return {}
-    found = {name: where(name) for name in {step.parameter for step in plan.steps}}
-    return {name: device for name, device in found.items() if accelerator.drives(device)}
+    found = {name: accelerator.exact(where(name)) for name in {step.parameter for step in plan.steps}}
+    return {name: device for name, device in found.items() if device is not None}
 
 
 class DeviceExecutor:
@@ -101,15 +101,16 @@ class DeviceExecutor:
         progress.start(schedule.bytes_read, "weights")
         counters, part = Counters(), _Part(progress)
         try:
-            with _direct(storage, self._use) as direct:
+            with _direct(storage, self._use if mine.batches else "never") as direct:
                 if others.batches:
                     counters = self._rest.run(others, storage, parameters, on_ready=on_ready, progress=part)
-                run = _Run(mine, ways, where, self._accelerator, direct)
-                run.go(parameters, self._threads, on_ready, part)
+                if mine.batches:
+                    run = _Run(mine, ways, where, self._accelerator, direct)
+                    run.go(parameters, self._threads, on_ready, part)
+                    counters.absorb(run.counters)
+                    counters.staging_peak = max(counters.staging_peak, run.stager.peak)
         finally:
             progress.finish()
-        counters.absorb(run.counters)
-        counters.staging_peak = max(counters.staging_peak, run.stager.peak)
         return counters
 
 

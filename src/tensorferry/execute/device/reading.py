@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import torch
 
@@ -38,7 +39,8 @@ class Stager:
         self._schedule, self._ways, self._direct = schedule, ways, direct
         bound = schedule.max_staging
         host = [_laid_out(batch.reads, _ALIGNED)[1] for batch in schedule.batches]
-        self._host = Ring(host_memory(accelerator.pin), _slot(host, bound), bound)
+        pin = partial(accelerator.pin, device=next(iter(streams)))
+        self._host = Ring(host_memory(pin), _slot(host, bound), bound)
         pages = [_laid_out(batch.reads, _PAGE)[1] + _PAGE * len(batch.reads) for batch in schedule.batches if direct]
         share = bound // max(len(streams), 1)
         self._there = {

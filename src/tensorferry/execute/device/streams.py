@@ -53,8 +53,8 @@ class Stream(Protocol):
 class Accelerator(Protocol):
     """Devices of one make."""
 
-    def drives(self, device: torch.device) -> bool:
-        """Whether `device` is one of them."""
+    def exact(self, device: torch.device) -> torch.device | None:
+        """Return `device` with its number where it is one of them, else None."""
         ...
 
     def current(self, device: torch.device) -> Stream:
@@ -69,16 +69,21 @@ class Accelerator(Protocol):
         """Return uninitialized bytes of `device`, uint8, which belong to the stream that this is called in."""
         ...
 
-    def pin(self, block: torch.Tensor) -> Callable[[], None]:
-        """Let devices read `block`, bytes of the CPU, while this process goes on; return what ends that."""
+    def pin(self, block: torch.Tensor, device: torch.device) -> Callable[[], None]:
+        """Let all devices read `block`, bytes of the CPU, while this process goes on; return what ends that.
+
+        device: one that is in use already, so that no other one has to be woken up for it.
+        """
         ...
 
 
 class Cuda:
     """NVIDIA devices, and AMD's, which torch calls by the same name."""
 
-    def drives(self, device: torch.device) -> bool:
-        return device.type == "cuda"
+    def exact(self, device: torch.device) -> torch.device | None:
+        if device.type != "cuda":
+            return None
+        return device if device.index is not None else torch.device("cuda", torch.cuda.current_device())
 
     def current(self, device: torch.device) -> Stream:
         return _CudaStream(torch.cuda.current_stream(device))
@@ -89,14 +94,20 @@ class Cuda:
     def empty(self, nbytes: int, device: torch.device) -> torch.Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=device)
 
-    def pin(self, block: torch.Tensor) -> Callable[[], None]:
+    def pin(self, block: torch.Tensor, device: torch.device) -> Callable[[], None]:
         """Pin `block`; where the system allows no more of that, copies work all the same, and wait."""
         runtime, at = torch.cuda.cudart(), block.data_ptr()  # type: ignore[no-untyped-call]
-        status = runtime.cudaHostRegister(at, block.nbytes, _PORTABLE)
+        with torch.cuda.device(device):
+            status = runtime.cudaHostRegister(at, block.nbytes, _PORTABLE)
         if int(status) != 0:
             _log.warning("memory cannot be pinned (%s): copies to devices are slower", shown(str(status)))
             return _nothing
-        return lambda: _told(runtime.cudaHostUnregister(at))
+
+        def unpin() -> None:
+            with torch.cuda.device(device):
+                _told(runtime.cudaHostUnregister(at))
+
+        return unpin
 
 
 class _CudaStream:
