@@ -6,7 +6,7 @@ before; tensorferry fills a model, into fresh memory (on meta) or again into wha
 time with the spread, of the processor's time, and ratios to the first limit of each table. On a machine that others use
 the processor's time says more.
 
-    python benchmarks/limits.py [--gib 1] [--rounds 5] [--threads 1,2,4] [--folder DIR]
+    python benchmarks/limits.py [--gib 1] [--rounds 5] [--threads 1,2,4,8] [--folder DIR]
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -155,7 +156,7 @@ def contestants(
         return run
 
     cold: dict[str, Callable[[], object]] = {
-        **{f"raw direct, touched memory, {n}": lambda n=n: aligned.raw(n, touched, direct=True) for n in threads},
+        **{f"raw direct, touched memory, {n}": partial(aligned.raw, n, touched, direct=True) for n in threads},
         f"raw direct, fresh memory, {most}": lambda: aligned.raw(most, None, direct=True),
         f"raw buffered, fresh memory, {most}": lambda: aligned.raw(most, None, direct=False),
         "tensorferry": load(aligned),
@@ -166,7 +167,7 @@ def contestants(
         "tensorferry, mapped=True": load(aligned, mapped=True),
     }
     warm: dict[str, Callable[[], object]] = {
-        **{f"raw buffered, fresh memory, {n}": lambda n=n: aligned.raw(n, None, direct=False) for n in threads},
+        **{f"raw buffered, fresh memory, {n}": partial(aligned.raw, n, None, direct=False) for n in threads},
         f"first touch, {most}": lambda: touch(aligned.nbytes, most),
         "tensorferry": load(aligned),
         "tensorferry, direct='always'": load(aligned, direct="always"),
@@ -202,14 +203,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gib", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=lambda text: [int(n) for n in text.split(",")], default=[1, 2, 4])
+    parser.add_argument("--threads", type=lambda text: [int(n) for n in text.split(",")], default=[1, 2, 4, 8])
     parser.add_argument("--folder", type=Path, help="where files are made; it should lie on the disk that is measured")
     given = parser.parse_args()
     torch.set_num_threads(1)
     layers = max(1, round(given.gib * (1 << 30) / (2 * WIDTH * WIDTH)))
     with tempfile.TemporaryDirectory(dir=given.folder) as name:
         benches = [written(Path(name), layers, begin) for begin in (0, 8)]
-        measure(contestants(*benches, layers, given.threads), benches, given.rounds)
+        measure(contestants(benches[0], benches[1], layers, given.threads), benches, given.rounds)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,8 @@ class ReadOptions:
 
     max_staging: most that is staged at once, whatever the size of the checkpoint. max_read: largest single
     read. max_gap: largest hole between two needed ranges that is read over rather than skipped. waste: most bytes
-    read for each byte needed. threads: reader threads; 0 for as many as the machine's cores, at most 8.
+    read for each byte needed. threads: reader threads; 0 for four to a core, at most 8: they wait for the
+    disk most of the time.
 
     direct: whether reads go past the system's page cache: "auto" where the file lies on a disk of this machine and the
     bytes are not in the cache, "never", or "always", which is refused where a file system cannot. keep_cache: whether
@@ -112,7 +113,7 @@ class ReadOptions:
     @property
     def workers(self) -> int:
         """How many reader threads there will be."""
-        return self.threads or min(8, max(2, os.cpu_count() or 1))
+        return self.threads or min(8, 4 * (os.cpu_count() or 1))
 
 
 @dataclass(frozen=True, slots=True)
