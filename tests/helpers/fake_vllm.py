@@ -1,4 +1,4 @@
-"""The parts of vLLM that the plug-in takes, as stand-ins: its registry, its loader's stages, and its groups of ranks."""
+"""Stand-ins for what the plug-in takes of vLLM: its registry, its loader's stages, and its groups of ranks."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def test_a_rank_of_two_needs_about_half_of_the_bytes(vllm: FakeVllm, folder: Pat
 
 def test_hooks_are_left_to_vllm(vllm: FakeVllm, folder: Path) -> None:
     model, ran = poisoned(NanoModel()), []
-    model.norm.process_weights_after_loading = lambda: ran.append("hook")  # type: ignore[union-attr,assignment]
+    model.norm.process_weights_after_loading = lambda: ran.append("hook")  # type: ignore[union-attr]
     assert load(vllm, folder, model).report.post_processed == ()
     assert ran == []
 
@@ -188,7 +188,7 @@ def test_buffers_and_scales_of_the_cache_may_be_left_as_they_were_built(vllm: Fa
     report = load(vllm, tmp_path, model).report
     assert report.computed == ("k_scale", "_k_scale")
     assert report.missing == ()
-    assert (float(model.k_scale), float(model._k_scale)) == (-1, 1)
+    assert [model.state_dict()[n].item() for n in ("k_scale", "_k_scale")] == [-1, 1]
 
 
 def test_any_other_scale_has_to_be_there(vllm: FakeVllm, tmp_path: Path) -> None:
@@ -200,12 +200,21 @@ def test_any_other_scale_has_to_be_there(vllm: FakeVllm, tmp_path: Path) -> None
     assert bool((model.weight == 77).all())
 
 
+def test_an_entry_at_which_the_loader_fails_does_not_bring_up_what_may_be_missing(
+    vllm: FakeVllm, tmp_path: Path
+) -> None:
+    write_safetensors(tmp_path / "model.safetensors", {"wieght": torch.ones(4)})
+    with pytest.raises(PlanError) as caught:
+        load(vllm, tmp_path, Attention(KvCacheMethod()))
+    assert [p.subject for p in caught.value.problems] == ["wieght", "weight"]
+
+
 def test_scales_of_the_cache_that_the_checkpoint_has_are_loaded(vllm: FakeVllm, tmp_path: Path) -> None:
     tensors = {"weight": torch.ones(4), "k_scale": torch.tensor(0.5)}
     write_safetensors(tmp_path / "model.safetensors", tensors)
     model = Attention(KvCacheMethod())
     assert load(vllm, tmp_path, model).report.computed == ("_k_scale",)
-    assert float(model.k_scale) == 0.5
+    assert model.state_dict()["k_scale"].item() == 0.5
 
 
 class Statistics(nn.Module):
@@ -248,7 +257,7 @@ def test_the_padding_of_experts_need_not_be_filled(vllm: FakeVllm, tmp_path: Pat
     write_safetensors(tmp_path / "model.safetensors", {"0": torch.ones(6, 4), "1": torch.ones(6, 4)})
     model = PaddedExperts(6)
     assert load(vllm, tmp_path, model).report.missing == ()
-    assert float(model.w.sum()) == 48
+    assert model.state_dict()["w"].sum().item() == 48
 
 
 @pytest.mark.parametrize("unpadded", [6, 8])
@@ -271,9 +280,7 @@ class Doubling(nn.Module):
             getattr(self, name).data.copy_(value * 2 if name == "doubled" else value)
 
 
-def test_what_is_no_copy_is_streamed_and_told(
-    vllm: FakeVllm, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_no_copy_is_streamed_and_told(vllm: FakeVllm, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_safetensors(tmp_path / "model.safetensors", {"plain": torch.ones(4), "doubled": torch.ones(4)})
     model = Doubling()
     report = load(vllm, tmp_path, model).report
@@ -415,7 +422,9 @@ def test_ranks_fill_their_parts_together(two_ranks: Ranks, folder: Path) -> None
 def test_a_rank_whose_checkpoint_lacks_a_tensor_stops_all_before_anything_is_touched(
     two_ranks: Ranks, tmp_path: Path
 ) -> None:
-    good, bad = (nano_checkpoint(tmp_path / name) for name in ("good", "bad") if not (tmp_path / name).mkdir())
+    for name in ("good", "bad"):
+        (tmp_path / name).mkdir()
+    good, bad = nano_checkpoint(tmp_path / "good"), nano_checkpoint(tmp_path / "bad")
     rewrite(bad, norm__weight=None)
     found = two_ranks.run(load_on_a_rank, [good, bad])
     assert not any(isinstance(one, Fault) for one in found)
@@ -423,6 +432,37 @@ def test_a_rank_whose_checkpoint_lacks_a_tensor_stops_all_before_anything_is_tou
     assert found[0][0] == "PlanError"
     assert found[0][1].startswith("rank 1 of 2: ")
     assert found[0][2:] == ["False", "True"]
+
+
+class Expert(nn.Module):
+    """Takes what is called like its rank."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.rank = rank
+        self.w = nn.Parameter(torch.empty(4))
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        for name, value in weights:
+            if name == f"experts.{self.rank}":
+                self.w.data.copy_(value)
+
+
+def load_one_expert(rank: int, size: int, folder: Path) -> list[Any]:
+    import torch.distributed as dist
+
+    with installed() as vllm:
+        vllm.share(size, rank, dist.group.WORLD)
+        report = load(vllm, folder, Expert(rank), strictness={"unexpected": "warn"}).report
+        return [report.bytes_needed, report.unexpected, report.dropped]
+
+
+def test_experts_of_another_rank_are_not_read_and_not_unexpected(two_ranks: Ranks, tmp_path: Path) -> None:
+    experts = {f"experts.{n}": torch.ones(4) for n in range(3)}
+    write_safetensors(tmp_path / "model.safetensors", experts)
+    first, second = two_ranks.run(load_one_expert, tmp_path)
+    assert first == [16, ("experts.2",), {"experts.1": "another rank needs it"}]
+    assert second == [16, ("experts.2",), {"experts.0": "another rank needs it"}]
 
 
 @pytest.mark.parametrize("drafted", [False, True])

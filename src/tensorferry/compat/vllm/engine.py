@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import torch.distributed as dist
 from torch import nn
 from vllm.distributed import parallel_state
 from vllm.logger import init_logger
@@ -20,6 +21,7 @@ from tensorferry.parallel import Agreement, Ranks
 __all__ = [
     "BaseModelLoader",
     "agreement",
+    "exchanged",
     "from_modelscope",
     "has_default_scales",
     "is_drafted",
@@ -42,6 +44,16 @@ def agreement(model_config: Any) -> Agreement:
     if group is None:
         return Agreement(Ranks())
     return Agreement(Ranks(group.world_size, group.rank_in_group), group.cpu_group)
+
+
+def exchanged(model_config: Any, told: bytes) -> list[bytes]:
+    """Return what each rank that loads this model tells, in the order of ranks. All of them have to call it."""
+    group = _group(model_config)
+    if group is None or group.world_size == 1:
+        return [told]
+    said: list[Any] = [None] * group.world_size
+    dist.all_gather_object(said, told, group=group.cpu_group)
+    return said
 
 
 def is_drafted(model_config: Any) -> bool:

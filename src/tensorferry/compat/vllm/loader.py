@@ -14,7 +14,7 @@ from tensorferry import api
 from tensorferry.checkpoint import Checkpoint
 from tensorferry.compat.vllm import engine
 from tensorferry.compat.vllm.options import load_config, options_for
-from tensorferry.compat.vllm.planning import Planned, planned
+from tensorferry.compat.vllm.planning import Planned, planned, refuse_misfit, uses_of
 from tensorferry.compat.vllm.quantizing import stream_online
 from tensorferry.compat.vllm.reloading import Needs, needs_of, remember, restored
 from tensorferry.compat.vllm.sources import open_for, sources_of
@@ -58,6 +58,10 @@ class TensorferryLoader(engine.BaseModelLoader):
                     checkpoint = until_loaded.enter_context(self._opened(model_config, model))
                 online = engine.quantizes_while_loading(model)
                 load = None if online else planned(model, checkpoint, self.config, engine.has_default_scales)
+            uses = engine.exchanged(model_config, uses_of(load))
+            with ranks.together():
+                if load is not None:
+                    refuse_misfit(load, uses)
             with ranks.together(touches=True):
                 if load is None:
                     report = stream_online(model, checkpoint, self.config, self._progress)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 
 from torch import nn
 
@@ -10,7 +12,7 @@ from tensorferry import api
 from tensorferry.checkpoint import Checkpoint
 from tensorferry.compat.vllm.expectations import HasDefaultScales, computed, padded_only, without_computed
 from tensorferry.config import LoadConfig
-from tensorferry.core.plan import describe_problems
+from tensorferry.core.plan import Dropped, Plan, describe_problems
 from tensorferry.core.strays import suggestions
 from tensorferry.errors import PlanError, shown
 from tensorferry.loaders.own_loader import SelfLoad, prepare_own
@@ -19,10 +21,12 @@ from tensorferry.modules.finalize import hooked_modules
 from tensorferry.modules.trace import Traced, trace
 from tensorferry.problems import Problem, ProblemKind
 
-__all__ = ["Planned", "planned"]
+__all__ = ["Planned", "planned", "refuse_misfit", "uses_of"]
 
 _TRIES = 5
 """Entries that are left out one after the other, to see what else the loader cannot take."""
+
+_ELSEWHERE = "another rank needs it"
 
 _HINT = (
     "if the loader fails only because it has no values while it is traced, give model_loader_extra_config "
@@ -43,22 +47,56 @@ def planned(
 ) -> Planned:
     """Trace the ``load_weights`` of `model` on `model` itself, and return what follows. Touches nothing.
 
-    Raises PlanError with every problem; also where the loader fails, as it would when half of the model is filled.
+    Raises PlanError where the loader fails, as it would when half of the model is filled; all else that does not fit
+    is for `refuse_misfit`.
     """
     left = computed(model, has_default_scales)
     strict = replace(config.strictness, may_miss=(*config.strictness.may_miss, *left))
     own = prepare_own(model, checkpoint, config, strict, OwnReading(config))
     if own.traced.failed:
-        raise _refused(model, checkpoint, own.traced)
+        raise _refused(model, checkpoint, own.traced, left)
     filled = set(own.traced.opaque) | {step.parameter for step in own.traced.plan.steps}
-    plan = without_computed(padded_only(model, own.prepared.plan), left)
+    plan = _settled(model, own.prepared.plan, left)
     # vLLM runs the hooks itself, in its own order.
     own.prepared = replace(own.prepared, plan=plan, strict=config.strictness, processed=tuple(hooked_modules(model)))
-    api.refuse_misfit(own.prepared)
     return Planned(own, {name: why for name, why in left.items() if name not in filled})
 
 
-def _refused(model: nn.Module, checkpoint: Checkpoint, traced: Traced) -> PlanError:
+def uses_of(load: Planned | None) -> bytes:
+    """Return which entries a rank uses, to be told to the others: a digest of all names, and a byte for each entry."""
+    if load is None:
+        return b""
+    names, unused = load.own.prepared.checkpoint.catalogue, set(load.own.prepared.plan.unexpected)
+    return _digest(names) + bytes(name not in unused for name in names)
+
+
+def refuse_misfit(load: Planned, uses: Sequence[bytes]) -> None:
+    """Raise PlanError with every problem. uses: of all ranks; what one of them uses is not unexpected on another."""
+    prepared = load.own.prepared
+    names = list(prepared.checkpoint.catalogue)
+    digest = _digest(names)
+    same = [told[len(digest) :] for told in uses if told.startswith(digest)]
+    elsewhere = {name for name, used in zip(names, map(any, zip(*same, strict=True)), strict=False) if used}
+    is_needed = [p.kind is ProblemKind.UNEXPECTED and p.subject in elsewhere for p in prepared.plan.problems]
+    dropped = [
+        Dropped(p.subject, _ELSEWHERE) for p, needed in zip(prepared.plan.problems, is_needed, strict=True) if needed
+    ]
+    problems = tuple(p for p, needed in zip(prepared.plan.problems, is_needed, strict=True) if not needed)
+    plan = replace(prepared.plan, problems=problems, dropped=(*prepared.plan.dropped, *dropped))
+    load.own.prepared = replace(prepared, plan=plan)
+    api.refuse_misfit(load.own.prepared)
+
+
+def _digest(names: Iterable[str]) -> bytes:
+    return sha256("\0".join(names).encode()).digest()
+
+
+def _settled(model: nn.Module, plan: Plan, left: Mapping[str, str]) -> Plan:
+    """Return `plan` without findings about what need not come from a checkpoint."""
+    return without_computed(padded_only(model, plan), left)
+
+
+def _refused(model: nn.Module, checkpoint: Checkpoint, traced: Traced, left: Mapping[str, str]) -> PlanError:
     """Return what to raise where the model's loader fails: at which entries, and what is missing then."""
     failures: dict[str, Problem] = {}
     while traced.failed and len(failures) < _TRIES:
@@ -67,7 +105,8 @@ def _refused(model: nn.Module, checkpoint: Checkpoint, traced: Traced) -> PlanEr
             break
         failures[at] = Problem(ProblemKind.UNEXPECTED, at or "(all entries)", f"the model's loader {traced.fallback}")
         traced = trace(model, checkpoint.catalogue, names=checkpoint.catalogue.keys() - failures.keys())
-    rest = [] if traced.failed else [p for p in traced.plan.fatal if p.kind is not ProblemKind.UNEXPECTED]
+    found = () if traced.failed else _settled(model, traced.plan, left).fatal
+    rest = [p for p in found if p.kind is not ProblemKind.UNEXPECTED]
     near = suggestions([p.subject for p in rest if p.kind is ProblemKind.MISSING], list(failures))
     problems = [*failures.values(), *(replace(p, near=near.get(p.subject, p.near)) for p in rest)]
     return PlanError(f"{shown(checkpoint.uri, 300)}: {describe_problems(problems)}\n  {_HINT}", problems)
