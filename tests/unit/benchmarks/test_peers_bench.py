@@ -31,7 +31,7 @@ def test_two_contestants_load_the_same_and_are_written_down(tmp_path: Path) -> N
     caches = "warm" if fs in ("tmpfs", "ramfs", "overlayfs") else "cold,warm"
     pythons = [f"--python={name}={sys.executable}" for name in ("tensorferry", "libraries")]
     call = [sys.executable, "-m", "benchmarks.peers", "--size=toy", "--rounds=1", "--works=tp", f"--caches={caches}"]
-    chosen = ["--only=tensorferry,safetensors mmap", f"--cache={tmp_path}", f"--results={tmp_path / 'results'}"]
+    chosen = ["--only", "tensorferry", "safetensors mmap", f"--cache={tmp_path}", f"--results={tmp_path / 'results'}"]
     done = subprocess.run([*call, *chosen, *pythons], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     run = json.loads((tmp_path / "results" / "peers.json").read_text())
