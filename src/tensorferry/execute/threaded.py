@@ -29,7 +29,7 @@ from tensorferry.execute.pool import PATIENCE, Readers
 from tensorferry.execute.staging import Staging
 from tensorferry.execute.ways import Ways
 from tensorferry.numerics.dequantize import foresee
-from tensorferry.numerics.memory import bytes_of
+from tensorferry.numerics.memory import bytes_of, return_free_memory
 from tensorferry.progress import SILENT, Progress
 from tensorferry.storage.base import Storage
 from tensorferry.storage.gpu_direct import Use
@@ -37,6 +37,8 @@ from tensorferry.storage.gpu_direct import Use
 __all__ = ["ThreadedExecutor"]
 
 
+_RETURNED = 16 << 20
+"""Bytes of temporary tensors after which freed memory is handed back: each thread would keep its own share of it."""
 _PAGE, _PAGED = 4096, 256 << 10
 """Bytes of a page, and bytes from which on a read is staged on an address that suits direct reads."""
 
@@ -158,6 +160,7 @@ class _Run:
     finished: queue.SimpleQueue[Future[int]] = field(default_factory=queue.SimpleQueue)
     cancelled: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    freed: int = 0
     error: BaseException | None = None
     """The first error of any thread; there before `cancelled` is set, and so before a batch is left undone."""
 
@@ -178,6 +181,10 @@ class _Run:
             raise
         with self.lock:
             self.counters.absorb(counters)
+            self.freed += self.schedule.batches[number].room
+            returns, self.freed = self.freed >= _RETURNED, self.freed % _RETURNED
+        if returns:
+            return_free_memory()
         return number
 
     def _moved(self, batch: Batch) -> Counters:
