@@ -124,18 +124,16 @@ def _names_in(prefix: str, module: nn.Module) -> list[str]:
 
 def _children_first(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Return every module once, after its children, by its first name in module order."""
-    seen: set[nn.Module] = set()
-    out: list[tuple[str, nn.Module]] = []
+    return list(_after_children("", model, set()))
 
-    def visit(prefix: str, module: nn.Module) -> None:
-        if module not in seen:
-            seen.add(module)
-            for name, child in module.named_children():
-                visit(f"{prefix}.{name}" if prefix else name, child)
-            out.append((prefix, module))
 
-    visit("", model)
-    return out
+def _after_children(prefix: str, module: nn.Module, seen: set[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    # No closure that calls itself: it would keep the model in memory until the garbage collector comes.
+    if module not in seen:
+        seen.add(module)
+        for name, child in module.named_children():
+            yield from _after_children(f"{prefix}.{name}" if prefix else name, child, seen)
+        yield prefix, module
 
 
 def _hooks(module: nn.Module) -> list[Callable[[], object]]:
