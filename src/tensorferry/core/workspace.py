@@ -12,7 +12,18 @@ from tensorferry.core.boxes import Box
 from tensorferry.core.dtypes import Kind
 from tensorferry.core.making import Each, Scale
 from tensorferry.core.plan import Step
-from tensorferry.core.transforms import Add, Chain, Concat, Custom, Dequantize, Stack, TensorSpec, Transform, Transpose
+from tensorferry.core.transforms import (
+    Add,
+    Chain,
+    Concat,
+    Custom,
+    Dequantize,
+    Permute,
+    Stack,
+    TensorSpec,
+    Transform,
+    Transpose,
+)
 
 __all__ = ["workspace"]
 
@@ -69,6 +80,10 @@ def _made(via: Transform, specs: Sequence[TensorSpec], boxes: Sequence[Box], out
             return _numbers(made, Box.whole(made.shape))
         case Add():
             return _numbers(made, out)
+        case Stack() | Concat():
+            return _stored(made, out) if sum(box.size > 0 for box in boxes) > 1 else 0
+        case Permute():
+            return _stored(made, out)
         case Each():
             return _numbers(made, out) + sum(
                 0 if one is None else _made(one, some, parts, box)

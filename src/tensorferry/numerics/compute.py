@@ -73,9 +73,11 @@ def _joined(transform: Transform, parts: Sequence[torch.Tensor], specs: Sequence
     """Return what `compute` does, for transforms of several inputs."""
     match transform:
         case Stack(dim):
-            return torch.stack([p for p in parts if p.numel()], dim) if any(p.numel() for p in parts) else parts[0]
+            there = [p for p in parts if p.numel()] or list(parts[:1])
+            return there[0].unsqueeze(dim) if len(there) == 1 else torch.stack(there, dim)
         case Concat(dim):
-            return torch.cat(list(parts), dim)
+            there = [p for p in parts if p.numel()]
+            return there[0] if len(there) == 1 else torch.cat(list(parts), dim)
         case Scale():
             return _scaled(transform, parts, specs, out)
         case Each():
