@@ -17,8 +17,8 @@ from tensorferry.core import Transform
 PUBLIC = [
     # opening, planning, loading, converting, verifying
     "Conversion", "convert",
-    "Checkpoint", "ReadOptions", "Reloader", "Report", "Strictness", "Verified", "load", "load_model", "open_checkpoint", "plan",
-    "verify",
+    "Checkpoint", "ReadOptions", "Reloader", "Report", "Strictness", "Verified", "load", "load_model",
+    "open_checkpoint", "plan", "verify",
     # what a plan is made of, for models that declare their layout and names that differ
     "Box", "Catalogue", "Drop", "Feeder", "Ignore", "Join", "Layout", "Place", "Plan", "Region", "RuleSet", "Slot",
     "Split", "TensorEntry",
