@@ -164,10 +164,13 @@ def plan_command(
     wanted = WantedModel(path, dtype, auto_class, revision, _strictness(strict), opening)
     if (tp, ep, pp) != (1, 1, 1):
         planned = plan_ranks(wanted, tp=tp, ep=ep, pp=pp, rank=rank)
-        if as_json:
+        one = None if rank == "all" else planned.ranks[0].plan
+        if as_json and one is not None:
+            click.echo(one.to_json())
+        elif as_json:
             _print_json(planned.to_dict())
         else:
-            _print(f"{planned.ranks[0].plan.explain()}\n\n{planned}" if rank != "all" else str(planned))
+            _print(str(planned) if one is None else f"{one.explain()}\n\n{planned}")
         return
     plan = plan_checkpoint(wanted)
     if as_json:

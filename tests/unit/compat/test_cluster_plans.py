@@ -101,6 +101,8 @@ def test_the_command_prints_a_row_for_each_rank_or_the_plan_of_one(
     data = json.loads(run("plan", folder, "--tp", "2", "--json").out)
     assert [rank["tp_rank"] for rank in data["ranks"]] == [0, 1]
     assert data["ranks"][0]["needed"] < data["whole"]
+    plan = json.loads(run("plan", folder, "--tp", "2", "--rank", "1", "--json").out)
+    assert plan["fingerprint"] == data["ranks"][1]["fingerprint"]
     one = run("plan", folder, "--tp", "2", "--rank", "1")
     assert "part [16, 32]" in one.out
     wrong = run("plan", folder, "--tp", "2", "--rank", "2")

@@ -11,6 +11,7 @@ import torch
 from helpers.checkpoints import ar, raw
 from helpers.fake_device import Elsewhere, FakeDevices, ReadByDevice
 from helpers.memory_storage import MemoryStorage
+from tensorferry.core.boxes import Box, Region
 from tensorferry.core.catalogue import Catalogue, TensorEntry
 from tensorferry.core.dtypes import DTYPES
 from tensorferry.core.lower import lower
@@ -18,7 +19,7 @@ from tensorferry.core.plan import Plan
 from tensorferry.core.planning import make_plan
 from tensorferry.core.rules import Place
 from tensorferry.core.ruleset import RuleSet
-from tensorferry.core.target import TargetTensor
+from tensorferry.core.target import Slot, TargetTensor
 from tensorferry.core.transforms import Custom, TensorSpec, Transpose
 from tensorferry.errors import ConfigError, ReadError
 from tensorferry.execute import ThreadedExecutor
@@ -58,6 +59,19 @@ def test_a_device_that_is_late_gets_the_bytes_that_belong_to_it(threads: int, in
     devices, found = FakeDevices(), on("cuda:0", plan)
     executor(devices, threads).run(lower(plan, **SMALL), MemoryStorage({"f": data}), found)
     assert all(torch.equal(found[name], tensor.to(into or tensor.dtype)) for name, tensor in LARGE.items())
+
+
+def test_a_single_element_of_a_column_is_put_where_it_belongs() -> None:
+    """A view of one element has the stride of the column that it is part of."""
+    tensor = ar(3, 1).to(torch.int16)
+    entry = TensorEntry.at("t", dtype_of(tensor.dtype), (3, 1), "f", 0)
+    column = Slot.of(Region((3, 2), Box((0, 1), (3, 2))), (3, 1))
+    target = {"p": TargetTensor("p", entry.dtype, (3, 2), {"": column}, default=7.0)}
+    plan = make_plan(Catalogue([entry], format="memory"), target, RuleSet(Place("t", "p")))
+    found = on("cuda:0", plan)
+    schedule = lower(plan, **{**SMALL, "max_read": 1, "max_staging": 1})
+    executor(FakeDevices()).run(schedule, MemoryStorage({"f": raw(tensor)}), found)
+    assert found["p"].tolist() == [[7, 0], [7, 1], [7, 2]]
 
 
 def test_no_more_is_pinned_than_may_be_staged_and_all_of_it_is_let_go() -> None:

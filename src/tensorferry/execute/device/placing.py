@@ -85,7 +85,8 @@ def place(
 def _copy(part: torch.Tensor, task: Task, staged: Sequence[torch.Tensor]) -> None:
     (piece,) = task.inputs[0].pieces
     if part.numel():
-        raw = part.reshape(-1).view(torch.uint8)
+        # A single element keeps the stride of what it is part of, whatever it is reshaped to.
+        raw = part.as_strided((part.numel(),), (1,)).view(torch.uint8)
         with writing(raw):
             raw.copy_(staged[piece.read][piece.offset : piece.offset + raw.numel()], non_blocking=True)
 
