@@ -14,6 +14,7 @@ import tensorferry
 from helpers.checkpoints import ar, write_safetensors
 from tensorferry.cli.inspecting import inspection
 from tensorferry.cli.main import app
+from tensorferry.compat.transformers import ClusterPlan
 from tensorferry.conversion import Conversion
 from tensorferry.problems import Problem, ProblemKind
 from tensorferry.report import Report
@@ -53,6 +54,10 @@ def _in_order_of_the_page(tensor: dict[str, object]) -> list[str]:
 
 def test_the_keys_of_plan_are_listed() -> None:
     assert first_column(section("json.md", "plan")) == list(json.loads(tensorferry.Plan((), {}).to_json()))
+
+
+def test_the_keys_of_plans_of_ranks_are_listed() -> None:
+    assert first_column(section("json.md", "plan of ranks")) == list(ClusterPlan((), 0).to_dict())
 
 
 def test_the_keys_of_load_are_listed() -> None:
