@@ -30,7 +30,7 @@ from tensorferry.execute.placing import refuse_unwritable
 from tensorferry.execute.threaded import ThreadedExecutor
 from tensorferry.modules.describe import places
 from tensorferry.modules.finalize import Completion, refuse_unfilled
-from tensorferry.modules.materialize import Materialized
+from tensorferry.modules.materialize import LARGE, Materialized
 from tensorferry.modules.surroundings import device_for
 from tensorferry.preparing import Prepared, prepare, refuse_misfit
 from tensorferry.problems import ProblemKind
@@ -166,7 +166,7 @@ def _memory(
     model: nn.Module, prepared: Prepared, device: torch.device, memory: Callable[..., Materialized]
 ) -> Materialized:
     options = prepared.checkpoint.options
-    where = beginnings(prepared.plan) if options.direct != "never" else {}
+    where = beginnings(prepared.plan, least=LARGE) if options.direct != "never" else {}
     return memory(model, prepared.target, device, beginnings=where, huge_pages=options.huge_pages)
 
 

@@ -35,14 +35,16 @@ def plain_run(plan: Plan, step: Step) -> PlainRun | None:
     return PlainRun(entry.span.file, entry.span.offset + lies[0], goes[0], lies[1])
 
 
-def beginnings(plan: Plan) -> dict[str, int]:
+def beginnings(plan: Plan, *, least: int) -> dict[str, int]:
     """Return by parameter which position in a file its first byte would have, were all of it as its longest plain run.
 
-    Negative where that run lies near the beginning of a file and goes far into the parameter.
+    Of parameters of fewer than `least` bytes, nothing. Negative where that run lies near the beginning of a file and
+    goes far into the parameter.
     """
     longest: dict[str, PlainRun] = {}
+    large = {name for name, spec in plan.parameters.items() if spec.dtype.nbytes(spec.shape) >= least}
     for step in plan.steps:
-        run = plain_run(plan, step)
+        run = plain_run(plan, step) if step.parameter in large else None
         if run is not None and (step.parameter not in longest or run.length > longest[step.parameter].length):
             longest[step.parameter] = run
     return {name: run.start - run.at for name, run in longest.items()}

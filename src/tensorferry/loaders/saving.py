@@ -20,7 +20,7 @@ from tensorferry.formats.safetensors_write import write_safetensors
 from tensorferry.formats.sharded_state_manifest import FORMAT, RankManifest, SavedTensor, manifest_json
 from tensorferry.formats.sharded_state_names import PartNames, RankNumbers, manifest_name
 from tensorferry.formats.writing import NewTensor, new_file
-from tensorferry.modules.describe import DeclaresSlots, Place, describe, places
+from tensorferry.modules.describe import Place, declares_slots, describe, places
 from tensorferry.modules.finalize import hooked_modules
 from tensorferry.modules.processed import changes_of
 from tensorferry.numerics.memory import bytes_of
@@ -220,7 +220,7 @@ def _declared(model: nn.Module) -> set[str]:
     """Return the names of the tensors whose layers say how they are laid out."""
     found: set[str] = set()
     for prefix, module in model.named_modules():
-        if isinstance(module, DeclaresSlots):
+        if declares_slots(module):
             found |= {f"{prefix}.{leaf}" if prefix else leaf for leaf in module.tensor_slots()}
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeGuard, runtime_checkable
 
 import torch
 from torch import nn
@@ -136,9 +136,14 @@ def _after_children(prefix: str, module: nn.Module, seen: set[nn.Module]) -> Ite
         yield prefix, module
 
 
+def _post_processes(module: nn.Module) -> TypeGuard[PostProcesses]:
+    name = "process_weights_after_loading"
+    return hasattr(type(module), name) or name in vars(module)
+
+
 def _hooks(module: nn.Module) -> list[Callable[[], object]]:
     hooks: list[Callable[[], object]] = []
-    if isinstance(module, PostProcesses):
+    if _post_processes(module):
         hooks.append(module.process_weights_after_loading)
     method = getattr(module, "quant_method", None)
     process = getattr(method, "process_weights_after_loading", None)
@@ -164,6 +169,10 @@ def _on_its_device(module: nn.Module) -> AbstractContextManager[object]:
     return nullcontext() if found is None else found
 
 
+def _derives_buffers(module: nn.Module) -> TypeGuard[DerivesBuffers]:
+    return hasattr(type(module), "derive_buffers") or "derive_buffers" in vars(module)
+
+
 def derive_buffers(model: nn.Module, device: torch.device) -> list[str]:
     """Let modules compute their non-persistent buffers that are on meta; return the names of those computed.
 
@@ -172,7 +181,7 @@ def derive_buffers(model: nn.Module, device: torch.device) -> list[str]:
     empty = [p for p in places(model) if not p.persistent and p.tensor.device.type == "meta"]
     modules = {id(p.module): p.module for p in empty}
     for module in modules.values():
-        if isinstance(module, DerivesBuffers):
+        if _derives_buffers(module):
             module.derive_buffers(device)
     left = [p.name for p in places(model) if not p.persistent and p.tensor.device.type == "meta"]
     if left:

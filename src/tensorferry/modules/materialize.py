@@ -14,11 +14,12 @@ from tensorferry.core.target import Target, owner_of
 from tensorferry.modules.describe import Place, identity_of, places
 from tensorferry.numerics.memory import empty_at
 
-__all__ = ["Materialized"]
+__all__ = ["LARGE", "Materialized"]
 
 _ALIGNED = 64
 """What addresses are multiples of: on others, products of bfloat16 matrices took a tenth longer."""
-_LARGE = 1 << 20
+LARGE = 1 << 20
+"""Bytes of tensors from which on it matters where they lie in memory."""
 _REGISTERED = {"_parameters", "_buffers", "_modules"}
 _Holder = tuple[Any, Any]  # a list or dict, and the index or key at which a tensor is kept in it
 
@@ -118,7 +119,7 @@ class Materialized(Mapping[str, torch.Tensor]):
         """Return an uninitialized tensor with the class, attributes and layout of `like`, on `device`."""
         begin = self._beginnings.get(name, -1)
         suits = begin % _ALIGNED == 0
-        if device.type == "cpu" and like.nbytes >= _LARGE and like.is_contiguous() and (suits or self._huge_pages):
+        if device.type == "cpu" and like.nbytes >= LARGE and like.is_contiguous() and (suits or self._huge_pages):
             return _dressed(empty_at(begin if suits else 0, tuple(like.shape), like.dtype, self._huge_pages), like)
         with torch.inference_mode(False):
             return _dressed(torch.empty_like(like.detach(), device=device), like)
