@@ -23,7 +23,7 @@ from tensorferry.loaders.default import DefaultModelLoader
 from tensorferry.loaders.sources import NameFilter, locate, open_sources, sieve
 from tensorferry.loaders.strategies import halved
 from tensorferry.modules.describe import describe, places
-from tensorferry.modules.finalize import PostProcesses
+from tensorferry.modules.finalize import hooked_modules
 from tensorferry.report import Report
 from tensorferry.timing import timed
 
@@ -239,16 +239,12 @@ def _needless(checkpoint: Checkpoint, model: nn.Module) -> dict[str, str]:
 
 def _refuse_processed(checkpoint: Checkpoint, model: nn.Module) -> None:
     """Raise ConfigError where weights were post-processed before they were written, and would be a second time."""
-    hooked = [name or "the model" for name, module in model.named_modules() if _post_processes(module)]
+    hooked = [name or "the model" for name in hooked_modules(model)]
     if _MARKER in checkpoint.catalogue and hooked:
         raise ConfigError(
             f"{shown(checkpoint.uri, 300)} was written by vLLM after post-processing, which {hooked[0]} would repeat: "
             "load the original checkpoint"
         )
-
-
-def _post_processes(module: nn.Module) -> bool:
-    return isinstance(module, PostProcesses) or isinstance(getattr(module, "quant_method", None), PostProcesses)
 
 
 def _refuse_locked(checkpoint: Checkpoint) -> None:

@@ -14,7 +14,7 @@ from tensorferry.errors import PlanError
 from tensorferry.modules.packed import PackedParameter
 from tensorferry.numerics.torch_dtypes import dtype_of, logical_shape
 
-__all__ = ["DeclaresSlots", "Place", "declares_slots", "describe", "identity_of", "places"]
+__all__ = ["DeclaresSlots", "Place", "declares_slots", "describe", "identity_of", "offers", "places"]
 
 
 @runtime_checkable
@@ -42,9 +42,14 @@ class Place(NamedTuple):
     is_parameter: bool
 
 
+def offers(module: object, method: str) -> bool:
+    """Whether `module` has a `method`, which None takes away; told sooner than by a protocol, of many thousands."""
+    return vars(module).get(method, getattr(type(module), method, None)) is not None
+
+
 def declares_slots(module: object) -> TypeGuard[DeclaresSlots]:
-    """Whether `module` says how its parameters are laid out; told sooner than by the protocol, of many thousands."""
-    return hasattr(type(module), "tensor_slots") or "tensor_slots" in vars(module)
+    """Whether `module` says how its parameters are laid out."""
+    return offers(module, "tensor_slots")
 
 
 def places(model: nn.Module) -> Iterator[Place]:

@@ -14,7 +14,7 @@ from tensorferry.core.amounts import few
 from tensorferry.core.names import fold
 from tensorferry.core.target import Target, owner_of
 from tensorferry.errors import FinalizeError
-from tensorferry.modules.describe import places
+from tensorferry.modules.describe import offers, places
 from tensorferry.modules.processed import noting_changes
 from tensorferry.numerics.memory import return_free_memory
 
@@ -137,8 +137,7 @@ def _after_children(prefix: str, module: nn.Module, seen: set[nn.Module]) -> Ite
 
 
 def _post_processes(module: nn.Module) -> TypeGuard[PostProcesses]:
-    name = "process_weights_after_loading"
-    return hasattr(type(module), name) or name in vars(module)
+    return offers(module, "process_weights_after_loading")
 
 
 def _hooks(module: nn.Module) -> list[Callable[[], object]]:
@@ -170,7 +169,7 @@ def _on_its_device(module: nn.Module) -> AbstractContextManager[object]:
 
 
 def _derives_buffers(module: nn.Module) -> TypeGuard[DerivesBuffers]:
-    return hasattr(type(module), "derive_buffers") or "derive_buffers" in vars(module)
+    return offers(module, "derive_buffers")
 
 
 def derive_buffers(model: nn.Module, device: torch.device) -> list[str]:

@@ -90,6 +90,11 @@ def test_what_would_not_divide_is_named_all_at_once(tmp_path: Path) -> None:
         assert name in str(caught.value)
 
 
+def test_experts_for_which_there_are_too_many_ranks_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"layers\.\*\.mlp\.experts: 12 experts cannot be placed on 13 ranks"):
+        plan_cluster(saved("Mixtral", tmp_path), ParallelConfig.every_rank(ep_size=13))
+
+
 def test_the_command_prints_a_row_for_each_rank_or_the_plan_of_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

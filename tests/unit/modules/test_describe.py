@@ -169,6 +169,16 @@ def test_a_layout_declares_padding_and_the_slots_of_other_ranks() -> None:
     assert list(target.slots) == ["0"]
 
 
+def test_none_takes_a_declaration_away() -> None:
+    class Plain(Column):
+        tensor_slots = None  # type: ignore[assignment]
+
+    assert describe(Plain({"weight": {"": SLOT}}))["weight"].slots[""].logical == (2, 3)
+    one = Column({"weight": {"": SLOT}})
+    one.tensor_slots = None  # type: ignore[assignment, method-assign]
+    assert describe(one)["weight"].slots[""].logical == (2, 3)
+
+
 def test_slots_of_a_parameter_that_is_not_there_are_refused() -> None:
     with pytest.raises(PlanError, match=r"Column declares slots of 0\.wieght, which it does not have"):
         describe(nn.Sequential(Column({"wieght": {"": SLOT}})))

@@ -21,7 +21,7 @@ from tensorferry.compat.transformers.parts import RankPart, cut_dim, cut_experts
 from tensorferry.config import ParallelConfig
 from tensorferry.core.amounts import few
 from tensorferry.core.dividing import divided
-from tensorferry.core.target import Target
+from tensorferry.core.target import Target, TargetTensor
 from tensorferry.errors import ConfigError
 from tensorferry.modules.adapters import Adapted
 from tensorferry.parallel import ColumnParallelLinear, Ranks, RowParallelLinear, VocabParallelEmbedding, split_heads
@@ -185,16 +185,14 @@ class _Dividing:
 
     def _linear(self, name: str, module: nn.Linear, style: str) -> None:
         heads = self._shared_heads(name, module) if style == "colwise" else None
-        if heads is not None:
-            for leaf in ("weight", "bias"):
-                if module._parameters[leaf] is not None:
-                    self._cut(name, module, leaf, _rows(module._parameters[leaf], heads))
-        elif style == "packed_colwise":
-            for leaf in ("weight", "bias"):
-                if (parameter := module._parameters[leaf]) is not None:
-                    self._cut(name, module, leaf, cut_packed(whole(parameter), 0, self.ranks, name))
-        else:
+        if heads is None and style != "packed_colwise":
             self._exchange(name, module, self._ours(name, module, style))
+            return
+        for leaf in ("weight", "bias"):
+            if (parameter := module._parameters[leaf]) is not None:
+                all_of_it = whole(parameter)
+                part = all_of_it.rows(heads) if heads is not None else cut_packed(all_of_it, 0, self.ranks, name)
+                self._cut(name, module, leaf, part)
 
     def _ours(self, name: str, module: nn.Linear, style: str) -> ColumnParallelLinear | RowParallelLinear:
         sizes = (module.in_features, module.out_features, module.bias is not None)
@@ -322,12 +320,7 @@ def _cut_by(style: str, part: RankPart, ranks: Ranks, what: str) -> RankPart:
     raise ConfigError(f"{what}: the style {style!r} of a parameter is not known here")
 
 
-def _rows(parameter: nn.Parameter | None, rows: range) -> RankPart:
-    assert parameter is not None
-    return whole(parameter).rows(rows)
-
-
-def _divided(tensor: Any, part: RankPart) -> Any:
+def _divided(tensor: TargetTensor, part: RankPart) -> TargetTensor:
     if part.nothing:
         absent = frozenset(tensor.slots)
         return replace(tensor, shape=part.shape, slots={}, default=part.default, absent=absent)

@@ -8,6 +8,7 @@ import torch
 
 from tensorferry.config import ParallelConfig
 from tensorferry.core.boxes import Box, Region, Shape
+from tensorferry.errors import ConfigError
 from tensorferry.parallel import Ranks, even_part, placed_experts
 
 __all__ = ["RankPart", "cut_dim", "cut_experts", "cut_packed", "whole"]
@@ -56,8 +57,11 @@ def cut_packed(part: RankPart, dim: int, ranks: Ranks, what: str) -> RankPart:
 
 
 def cut_experts(part: RankPart, parallel: ParallelConfig, what: str) -> RankPart:
-    """Return the rank's experts, which are numbered along the first dimension and dealt in blocks."""
-    mine = placed_experts(part.shape[0], parallel.ep_size, parallel.ep_rank)
+    """Return the rank's experts, numbered along the first dimension and dealt in blocks. Raises ConfigError."""
+    try:
+        mine = placed_experts(part.shape[0], parallel.ep_size, parallel.ep_rank)
+    except ConfigError as error:
+        raise ConfigError(f"{what}: {error}") from None
     return _cut(part, 0, range(mine[0], mine[-1] + 1))
 
 
