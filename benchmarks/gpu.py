@@ -37,11 +37,13 @@ def made_up(folder: Path, gib: float, shards: int) -> list[Path]:
     from safetensors.torch import save_file
 
     count = max(1, round(gib * (1 << 30) / (WIDTH * WIDTH * 2) / shards))
-    generator = torch.Generator().manual_seed(0)
+    block = torch.randint(
+        -(1 << 15), 1 << 15, (WIDTH, WIDTH), generator=torch.Generator().manual_seed(0), dtype=torch.int16
+    )
     for shard in range(shards):
         tensors = {}
         for i in range(count):
-            bits = torch.randint(-(1 << 15), 1 << 15, (WIDTH, WIDTH), generator=generator, dtype=torch.int16)
+            bits = block ^ (shard * count + i)
             tensors[f"{shard}.{i}.matrix"] = bits.view(torch.bfloat16)
             tensors[f"{shard}.{i}.vector"] = bits[0, : 64 + i].clone().view(torch.bfloat16)
         save_file(tensors, folder / f"model-{shard + 1:05}-of-{shards:05}.safetensors")
@@ -93,7 +95,9 @@ def by_safetensors(files: list[Path]) -> Iterator[tuple[str, torch.Tensor]]:
 def by_fastsafetensors(files: list[Path]) -> Iterator[tuple[str, torch.Tensor]]:
     from fastsafetensors import ParallelLoader, SingleGroup
 
-    loader = ParallelLoader(SingleGroup(), list(map(str, files)), queue_size=0, device="cuda:0", nogds=True)
+    loader = ParallelLoader(
+        SingleGroup(), list(map(str, files)), queue_size=0, use_tqdm_on_load=False, device="cuda:0", nogds=True
+    )
     try:
         yield from loader.iterate_weights()
     finally:
@@ -137,25 +141,29 @@ def forget(files: list[Path]) -> None:
 
 
 def seconds(act: Callable[[], object]) -> float:
+    return timed(act)[0]
+
+
+def timed(act: Callable[[], object]) -> tuple[float, float]:
+    """Return the seconds that it takes, and those that the CPUs work for it."""
     torch.cuda.synchronize()
-    began = time.perf_counter()
+    began, worked = time.perf_counter(), time.process_time()
     act()
     torch.cuda.synchronize()
-    return time.perf_counter() - began
+    return time.perf_counter() - began, time.process_time() - worked
 
 
-def differing(module: nn.Module, folder: Path) -> list[str]:
-    """Return the names of parameters whose bits are not those of the files."""
-    parameters, found = dict(module.named_parameters()), []
-    with tensorferry.open_checkpoint(folder) as checkpoint:
-        for name, tensor in checkpoint.tensors():
-            here = parameters[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            if not torch.equal(here, tensor.contiguous().reshape(-1).view(torch.uint8)):
-                found.append(name)
-    return found
+def bits_of(files: list[Path]) -> dict[str, torch.Tensor]:
+    """Return the bytes of every tensor, on the device, as a plain read of the files finds them."""
+    with tensorferry.open_checkpoint(files[0].parent) as checkpoint:
+        return {name: raw(tensor).to("cuda") for name, tensor in checkpoint.tensors()}
 
 
-def works(name: str, fill: Fill, module: nn.Module, files: list[Path]) -> bool:
+def raw(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def works(name: str, fill: Fill, module: nn.Module, files: list[Path], bits: dict[str, torch.Tensor]) -> bool:
     """Fill once and compare; say what is wrong, if anything is."""
     with torch.no_grad():
         for parameter in module.parameters():
@@ -165,7 +173,7 @@ def works(name: str, fill: Fill, module: nn.Module, files: list[Path]) -> bool:
     except Exception as error:  # noqa: BLE001 - of other libraries, on a machine that nobody has seen
         print(f"{name:26} fails: {type(error).__name__}: {str(error).splitlines()[0][:120] if str(error) else ''}")
         return False
-    wrong = differing(module, files[0].parent)
+    wrong = [name for name, parameter in module.named_parameters() if not torch.equal(raw(parameter), bits[name])]
     if wrong:
         print(f"{name:26} gives other bits in {len(wrong)} tensors, such as {wrong[0]}")
     return not wrong
@@ -186,22 +194,23 @@ def limits(files: list[Path]) -> dict[str, float]:
 
 
 def measure(files: list[Path], rounds: int) -> None:
-    module, size = module_of(files[0].parent), sum(path.stat().st_size for path in files)
+    module, size, bits = module_of(files[0].parent), sum(path.stat().st_size for path in files), bits_of(files)
     for name, speed in limits(files).items():
-        print(f"{name:26} {speed:8.2f}")
-    ready = {name: fill for name, fill in contestants().items() if works(name, fill, module, files)}
-    times: dict[tuple[str, str], list[float]] = {}
+        print(f"{name:26} {speed:8.2f}", flush=True)
+    ready = {name: fill for name, fill in contestants().items() if works(name, fill, module, files, bits)}
+    times: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for _ in range(rounds):
         for name, fill in ready.items():
             forget(files)
-            times.setdefault((name, "cold"), []).append(seconds(lambda fill=fill: fill(module, files)))  # type: ignore[misc]
+            times.setdefault((name, "cold"), []).append(timed(lambda fill=fill: fill(module, files)))  # type: ignore[misc]
             for path in files:
                 path.read_bytes()[:1]
-            times.setdefault((name, "warm"), []).append(seconds(lambda fill=fill: fill(module, files)))  # type: ignore[misc]
-    print(f"{'':26} {'cold':>8} {'warm':>8}")
+            times.setdefault((name, "warm"), []).append(timed(lambda fill=fill: fill(module, files)))  # type: ignore[misc]
+    print(f"{'':26} {'cold':>8} {'warm':>8}   CPU-seconds, cold and warm")
     for name in ready:
-        cold, warm = (size / statistics.median(times[name, state]) / 1e9 for state in ("cold", "warm"))
-        print(f"{name:26} {cold:8.2f} {warm:8.2f}", flush=True)
+        cold, warm = (size / statistics.median(s for s, _ in times[name, state]) / 1e9 for state in ("cold", "warm"))
+        busy = (f"{statistics.median(w for _, w in times[name, state]):8.2f}" for state in ("cold", "warm"))
+        print(f"{name:26} {cold:8.2f} {warm:8.2f}   {' '.join(busy)}", flush=True)
 
 
 def main() -> None:

@@ -75,14 +75,15 @@ def load(
     """
     refuse_unknown_options(load, opening)
     refuse_nonsense(model, rules, strict)
-    telling, settled = progress_of(progress), device_for(model, device)
+    telling = progress_of(progress)
+    device_for(model, device)
     with opened(path, options, opening) as checkpoint:
         seconds: dict[str, float] = {}
         with timed(seconds, "verify") if verify else nullcontext():
             verified = verify_files(checkpoint, progress=telling).summary if verify else Prepared.verified
         prepared = prepare(model, checkpoint, rules=rules, strict=strict)
         prepared = replace(prepared, verified=verified, seconds={**seconds, **prepared.seconds})
-        return run(model, prepared, device=settled, progress=telling)
+        return run(model, prepared, device=device, progress=telling)
 
 
 def plan(

@@ -28,7 +28,6 @@ from tensorferry.modules.aside import Aside
 from tensorferry.modules.describe import describe
 from tensorferry.modules.materialize import Materialized
 from tensorferry.modules.shadows import Again, Shadows, refuse_if_short
-from tensorferry.modules.surroundings import device_for
 from tensorferry.progress import SILENT, Progress, progress_of
 from tensorferry.report import Report
 from tensorferry.timing import timed
@@ -108,15 +107,12 @@ class Reloader:
                 prepared = self._laid_out(aside, checkpoint, atomic=atomic)
                 prepared = replace(prepared, verified=verified, seconds={**seconds, **prepared.seconds})
                 filling = self._at_once if atomic else self._as_it_comes
-                report = filling(aside, partial(run, self._model, prepared, device=self._settled(), progress=telling))
+                report = filling(aside, partial(run, self._model, prepared, device=self._device, progress=telling))
             except BaseException:
                 aside.restore()
                 raise
             self._kept = _Kept(prepared, checkpoint.catalogue)
         return _told(report, aside)
-
-    def _settled(self) -> torch.device:
-        return device_for(self._model, self._device)
 
     def _laid_out(self, aside: Aside, checkpoint: Checkpoint, *, atomic: bool) -> Prepared:
         """Lay the model out for a load and return its plan; raises where it does not fit, with no value touched."""

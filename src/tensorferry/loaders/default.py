@@ -107,11 +107,13 @@ class DefaultModelLoader(BaseModelLoader):
     def _planned(self, model: nn.Module, checkpoint: Checkpoint, strict: Strictness) -> Report:
         prepared = api.prepare(model, checkpoint, rules=_rules(model), strict=strict)
         executor = self.reading.executor
-        return api.run(model, prepared, device=self.device, executor=executor, progress=self.progress)
+        return api.run(model, prepared, device=self.load_config.device, executor=executor, progress=self.progress)
 
     def _through_its_own_loader(self, model: nn.Module, checkpoint: Checkpoint, strict: Strictness) -> Report:
         own = prepare_own(model, checkpoint, self.load_config, strict, self.reading)
-        report = api.run(model, own.prepared, device=self.device, executor=own.executor, progress=self.progress)
+        report = api.run(
+            model, own.prepared, device=self.load_config.device, executor=own.executor, progress=self.progress
+        )
         return own.account(report)
 
     def _wanted(self, model_config: ModelConfig, model: nn.Module) -> tuple[Checkpoint, Mapping[str, str]]:

@@ -175,7 +175,9 @@ class ShardedStateLoader(BaseModelLoader):
         api.refuse_misfit(prepared)
         changed = _laid_out(model, load)
         try:
-            return api.run(model, prepared, device=self.device, executor=self.reading.executor, progress=self.progress)
+            return api.run(
+                model, prepared, device=self.load_config.device, executor=self.reading.executor, progress=self.progress
+            )
         except TensorferryError as error:
             error.touched = error.touched or bool(changed)
             raise

@@ -126,7 +126,7 @@ class TensorizerLoader(DefaultModelLoader):
             strict, target = self.load_config.strictness, _without_slots(model)
             prepared = api.prepare(model, checkpoint, target=target, rules=RuleSet(), strict=strict)
             executor = self.reading.executor
-            report = api.run(model, prepared, device=self.device, executor=executor, progress=self.progress)
+            report = api.run(model, prepared, device=self.load_config.device, executor=executor, progress=self.progress)
         return replace(report, dropped={**dropped, **report.dropped}, seconds={**seconds, **report.seconds})
 
     def _wanted(self, model_config: ModelConfig, model: nn.Module) -> tuple[Checkpoint, Mapping[str, str]]:

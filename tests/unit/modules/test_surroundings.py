@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
+import tensorferry
+from helpers.checkpoints import ar, write_safetensors
+from tensorferry import api
 from tensorferry.errors import ConfigError
+from tensorferry.loaders import LoadConfig, ModelConfig, get_model_loader
 from tensorferry.modules.surroundings import building, named_device, usable_device
 
 
@@ -68,3 +74,19 @@ def test_threads_that_build_with_different_dtypes_wait_for_each_other() -> None:
         thread.join()
     assert seen == [True, True]
     assert torch.get_default_dtype() is torch.float32
+
+
+def test_no_device_leaves_tensors_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def settled(model: nn.Module, device: object) -> torch.device:
+        asked.append(device)
+        return torch.device("cpu")
+
+    monkeypatch.setattr(api, "device_for", settled)
+    write_safetensors(tmp_path / "model.safetensors", {"weight": ar(3, 2), "bias": ar(3)})
+    tensorferry.load(nn.Linear(2, 3), tmp_path)
+    tensorferry.Reloader(nn.Linear(2, 3)).load(tmp_path)
+    get_model_loader(LoadConfig()).load_weights(nn.Linear(2, 3), ModelConfig(str(tmp_path)))
+    assert len(asked) >= 3  # every time as it was asked for: for a model on a GPU, the CPU would be refused
+    assert set(asked) == {None}
