@@ -18,7 +18,7 @@ from tensorferry.core.plan import Plan
 from tensorferry.core.schedule import Schedule
 from tensorferry.execute.base import Counters, Executor, KnowsDevices, OnReady, Parameters, Remaining
 from tensorferry.execute.device.dividing import divided
-from tensorferry.execute.device.placing import Counts, Placed, place, settled
+from tensorferry.execute.device.placing import Counts, Placed, copy, place, settled, sorted_out
 from tensorferry.execute.device.reading import Stager
 from tensorferry.execute.device.streams import Accelerator, Cuda, Event
 from tensorferry.execute.pool import PATIENCE, Readers
@@ -262,12 +262,15 @@ class _Run:
         return done
 
     def _submit(self, job: _Job, device: torch.device, staged: list[torch.Tensor]) -> None:
-        stream, batch = self._streams[device], self._schedule.batches[job.number]
+        plan, stream = self._schedule.plan, self._streams[device]
+        plain, rest = sorted_out(plan, job.work[device])
+        if plain:
+            stream.submit(partial(copy, plain, staged))
+        if not rest:
+            return
+        batch = self._schedule.batches[job.number]
         with self._turns[device]:  # one batch at a time has memory on the device beside the parameters
-            work = partial(
-                place, self._schedule.plan, batch, job.work[device], staged, self._accelerator, device, self._counts
-            )
-            stream.submit(work)
+            stream.submit(partial(place, plan, batch, rest, staged, self._accelerator, device, self._counts))
 
     def _wait_for_devices(self) -> None:
         for stream in self._streams.values():

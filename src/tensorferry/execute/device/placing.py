@@ -14,7 +14,7 @@ from tensorferry.execute.device.streams import Accelerator
 from tensorferry.execute.placing import perform, plain_part, stays_on_cpu
 from tensorferry.numerics.casts import Loss, counting_later, writing
 
-__all__ = ["Counts", "place", "settled"]
+__all__ = ["Counts", "Placed", "Plain", "copy", "place", "settled", "sorted_out"]
 
 Counts = dict[str, list[torch.Tensor]]
 """By parameter, what casts spoiled, as `counting_later` counts it."""
@@ -60,35 +60,52 @@ class Placed(NamedTuple):
     parameter: torch.Tensor
 
 
+class Plain(NamedTuple):
+    """A piece of what was staged, and where on the device its bytes belong, as they are."""
+
+    into: torch.Tensor
+    read: int
+    offset: int
+
+
+def sorted_out(plan: Plan, work: Sequence[Placed]) -> tuple[list[Plain], list[Placed]]:
+    """Return which bytes go to the device just as they are, and the tasks that are left."""
+    plain, rest = list[Plain](), list[Placed]()
+    for task, parameter in work:
+        part = plain_part(plan, task, parameter)
+        if part is None:
+            rest.append(Placed(task, parameter))
+        elif part.numel():
+            (piece,) = task.inputs[0].pieces
+            # A single element keeps the stride of what it is part of, whatever it is reshaped to.
+            raw = part.as_strided((part.numel(),), (1,)).view(torch.uint8)
+            plain.append(Plain(raw, piece.read, piece.offset))
+    return plain, rest
+
+
+def copy(plain: Sequence[Plain], staged: Sequence[torch.Tensor]) -> None:
+    """Put bytes where they belong; called inside the stream that does it. Takes no memory on the device."""
+    for into, read, offset in plain:
+        with writing(into):
+            into.copy_(staged[read][offset : offset + into.numel()], non_blocking=True)
+
+
 def place(
     plan: Plan, batch: Batch, work: Sequence[Placed], staged: Sequence[torch.Tensor], accelerator: Accelerator,
     device: torch.device, counts: Counts,
 ) -> None:  # fmt: skip
-    """Do tasks of `batch`, whose parameters are on `device`; called inside the stream that does it.
+    """Do tasks of `batch` that are more than a copy, and whose parameters are on `device`; called inside the stream.
 
-    staged: the bytes of its reads, in pinned memory or on the device already. What is a plain copy goes straight where
-    it belongs; of the rest, bytes go to the device as they are and are cast, decoded and put in place there.
+    staged: the bytes of its reads, in pinned memory or on the device already. They go to the device as they are and
+    are cast, decoded and put in place there.
     """
     uploads = _Uploads(batch, staged, accelerator, device)
     for task, parameter in work:
         step = plan.steps[task.step]
-        part = plain_part(plan, task, parameter)
-        if part is not None:
-            _copy(part, task, staged)
-            continue
         with counting_later() as found:
             perform(plan, task, staged if stays_on_cpu(step) else uploads, parameter)
         if found:
             counts[step.parameter] = _summed([*counts.get(step.parameter, ()), *found])
-
-
-def _copy(part: torch.Tensor, task: Task, staged: Sequence[torch.Tensor]) -> None:
-    (piece,) = task.inputs[0].pieces
-    if part.numel():
-        # A single element keeps the stride of what it is part of, whatever it is reshaped to.
-        raw = part.as_strided((part.numel(),), (1,)).view(torch.uint8)
-        with writing(raw):
-            raw.copy_(staged[piece.read][piece.offset : piece.offset + raw.numel()], non_blocking=True)
 
 
 def _summed(counts: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -26,8 +26,12 @@ class Block(NamedTuple):
 Make = Callable[[int], Block]
 """Makes a block of so many bytes."""
 
-_Used = tuple[Block, Sequence[Event]]
-"""A block that came back, and the events after which it may be used again."""
+
+class _Used(NamedTuple):
+    """A block that came back, and the events after which it may be used again."""
+
+    block: Block
+    events: Sequence[Event]
 
 
 def host_memory(pin: Callable[[torch.Tensor], Callable[[], None]]) -> Make:
@@ -43,9 +47,10 @@ def host_memory(pin: Callable[[torch.Tensor], Callable[[], None]]) -> Make:
 class Ring:
     """Lends blocks of `size` bytes to threads, as many as `bound` bytes hold, and at least one.
 
-    A block comes back with the events after which it may be used again. One that is done with is lent before another
-    is made, and another is made before anybody waits; who waits sleeps until the block that came back first is done
-    with. What is larger than `size` gets a block of its own. `peak` is the most bytes that there were at once.
+    A block comes back with the events after which it may be used again. The one that came back first is lent again if
+    it is done with: where it is not, others hardly are, and asking costs a call of the driver. Else another is made,
+    before anybody waits; who waits sleeps until the one that came back first is done with. What is larger than `size`
+    gets a block of its own. `peak` is the most bytes that there were at once.
     """
 
     def __init__(self, make: Make, size: int, bound: int) -> None:
@@ -100,10 +105,8 @@ class Ring:
         """Return a block that is there, with what is to be waited for, or None where one is to be made."""
         with self._changed:
             while True:
-                for at, (block, events) in enumerate(self._idle):
-                    if all(event.query() for event in events):
-                        del self._idle[at]
-                        return block, ()
+                if self._idle and all(event.query() for event in self._idle[0].events):
+                    return self._idle.popleft()._replace(events=())
                 if self._to_make:
                     self._to_make -= 1
                     return None
@@ -113,7 +116,7 @@ class Ring:
 
     def _come_back(self, block: Block, events: Sequence[Event]) -> None:
         with self._changed:
-            self._idle.append((block, events))
+            self._idle.append(_Used(block, events))
             self._changed.notify()
 
     def _made(self, nbytes: int) -> Block:
