@@ -12,6 +12,7 @@ from tensorferry.core.target import Layout, Slot
 from tensorferry.core.transforms import Take
 from tensorferry.errors import ConfigError
 from tensorferry.parallel.division import Placement, even_part, part_of, placed_experts
+from tensorferry.parallel.groups import with_the_same_experts
 
 __all__ = ["PROJECTIONS", "Extent", "StackedExperts", "expert_of", "inner_part", "kind_of", "placement_of", "turns_of"]
 
@@ -157,21 +158,9 @@ def placement_of(
 
 def inner_part(size: int, parallel: ParallelConfig) -> tuple[range, bool]:
     """Return which part of an expert's inner dimension is here, and whether this rank is the one that adds its bias."""
-    tp, ep = parallel.tp_size, parallel.ep_size
-    if ep > tp or tp % ep:
-        if ep % tp:
-            raise ConfigError(
-                f"experts: of {tp} tensor-parallel and {ep} expert-parallel ranks, one must divide the other"
-            )
-        return range(size), True
-    sharing = tp // ep
-    if ep > 1 and parallel.ep_rank != parallel.tp_rank // sharing:
-        raise ConfigError(
-            f"experts: tensor-parallel rank {parallel.tp_rank} of {tp} is expert-parallel rank"
-            f" {parallel.tp_rank // sharing} of {ep}, not {parallel.ep_rank}: ranks that share experts are neighbours"
-        )
-    rank = parallel.tp_rank % sharing
-    return even_part(size, sharing, rank, what="experts: intermediate size"), rank == 0
+    sharing = with_the_same_experts(parallel)
+    part = even_part(size, sharing.size, sharing.rank, what="experts: intermediate size")
+    return part, sharing.rank == 0
 
 
 def turns_of(placement: Sequence[Sequence[int]], rank: int) -> Mapping[int, tuple[int, int]]:

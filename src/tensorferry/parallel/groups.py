@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from tensorferry.config import ParallelConfig
 from tensorferry.errors import ConfigError
 
-__all__ = ["Ranks"]
+__all__ = ["Ranks", "with_the_same_experts"]
 
 
 class Ranks:
@@ -54,3 +55,22 @@ class Ranks:
                 "process group: pass the group that the layer is divided among"
             )
         return self._group
+
+
+def with_the_same_experts(parallel: ParallelConfig) -> Ranks:
+    """Return the ranks that have the same experts, neighbours that divide their inner dimension, and which one this is.
+
+    Raises ConfigError where tensor-parallel and expert-parallel ranks do not fit together like that.
+    """
+    tp, ep = parallel.tp_size, parallel.ep_size
+    if ep > tp and ep % tp == 0:
+        return Ranks()
+    if tp % ep:
+        raise ConfigError(f"experts: of {tp} tensor-parallel and {ep} expert-parallel ranks, one must divide the other")
+    size = tp // ep
+    if ep > 1 and parallel.ep_rank != parallel.tp_rank // size:
+        raise ConfigError(
+            f"experts: tensor-parallel rank {parallel.tp_rank} of {tp} is expert-parallel rank"
+            f" {parallel.tp_rank // size} of {ep}, not {parallel.ep_rank}: ranks that share experts are neighbours"
+        )
+    return Ranks(size, parallel.tp_rank % size)

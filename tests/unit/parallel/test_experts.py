@@ -12,6 +12,7 @@ from helpers.checkpoints import ar, write_safetensors
 from tensorferry import ParallelConfig, Place, RuleSet, Strictness, load
 from tensorferry.errors import ConfigError, PlanError
 from tensorferry.parallel import FusedMoE
+from tensorferry.parallel.groups import with_the_same_experts
 
 
 def ep(number: int, size: int) -> ParallelConfig:
@@ -221,3 +222,17 @@ def test_ranks_together_compute_what_a_loop_over_tokens_does(places: list[int] |
         layer = FusedMoE(4, 2, 4, 6, parallel=ep(number, 2), physical_to_logical=places, reduce_results=False)
         made += filled(layer, tensors)(x, logits)
     assert torch.allclose(made, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rank", "sharing"),
+    [
+        ((1, 1), (0, 0), (1, 0)), ((4, 2), (3, 1), (2, 1)), ((4, 1), (2, 0), (4, 2)), ((1, 4), (0, 3), (1, 0)),
+        ((2, 4), (1, 3), (1, 0)),
+    ],
+)  # fmt: skip
+def test_neighbours_among_tensor_parallel_ranks_have_the_same_experts(
+    sizes: tuple[int, int], rank: tuple[int, int], sharing: tuple[int, int]
+) -> None:
+    found = with_the_same_experts(ParallelConfig(tp_size=sizes[0], ep_size=sizes[1], tp_rank=rank[0], ep_rank=rank[1]))
+    assert (found.size, found.rank) == sharing

@@ -25,6 +25,7 @@ from tensorferry.core.target import Target, TargetTensor
 from tensorferry.errors import ConfigError
 from tensorferry.modules.adapters import Adapted
 from tensorferry.parallel import ColumnParallelLinear, Ranks, RowParallelLinear, VocabParallelEmbedding, split_heads
+from tensorferry.parallel.groups import with_the_same_experts
 
 __all__ = ["Division", "adapt_divided", "divide", "ranks_of"]
 
@@ -285,13 +286,9 @@ class _Dividing:
         if not by_number:
             return self.ranks
         tp, ep = self.parallel.tp_size, self.parallel.ep_size
-        if tp > 1 and (tp % ep or self.parallel.ep_rank != self.parallel.tp_rank * ep // tp):
-            raise ConfigError(
-                f"number {self.parallel.tp_rank} of {tp} tensor-parallel ranks is not number {self.parallel.ep_rank} of"
-                f" {ep} expert-parallel ones: these are neighbours, as many in each"
-            )
-        each = max(1, tp // ep)
-        return Ranks(each, self.parallel.tp_rank % each)
+        if ep > tp > 1:  # expert_hooks adds up over one group, which all that is divided shares
+            raise ConfigError(f"experts: {ep} expert-parallel ranks are more than the {tp} tensor-parallel ones")
+        return with_the_same_experts(self.parallel)
 
     def _parameter(self, name: str, module: nn.Module, leaf: str, style: str) -> None:
         parameter = module._parameters[leaf]
