@@ -81,7 +81,7 @@ def convert(
     writer, telling = checkpoint_writer(wanted.to), progress_of(progress)
     destination = real_destination(dst)
     single = isinstance(writer, WritesOneFile) and destination.suffix == writer.suffix and not destination.is_dir()
-    _refuse_other_kind(destination, wanted, single=single)
+    _refuse_other_kind(destination, wanted, single=single, shards=writer.has_shards)
     path = local_path(src, revision=revision, **opening)
     _refuse_overlap(Path(path), destination, single=single)
     refuse_taken(destination, single=single, overwrite=overwrite)
@@ -98,7 +98,7 @@ def convert(
     return made
 
 
-def _refuse_other_kind(destination: Path, wanted: WantedConversion, *, single: bool) -> None:
+def _refuse_other_kind(destination: Path, wanted: WantedConversion, *, single: bool, shards: bool) -> None:
     """Raise ConfigError for a folder that is called like a weight file, and for what a single file cannot have."""
     where = shown(str(destination), 300)
     if not single and not destination.is_dir() and format_of(destination.name.lower()) is not None:
@@ -107,7 +107,11 @@ def _refuse_other_kind(destination: Path, wanted: WantedConversion, *, single: b
         raise ConfigError(
             f"sha256sums: digests go into the folder that is written, and {where} is a file: leave it out"
         )
-    if single and wanted.max_shard_size not in (None, parse_size(DEFAULT_SHARD)):
+    if wanted.max_shard_size in (None, parse_size(DEFAULT_SHARD)):
+        return
+    if not shards:
+        raise ConfigError(f"max_shard_size: {wanted.to} has no shards: leave it out")
+    if single:
         raise ConfigError(f"max_shard_size: {where} is one file, and holds all of it: give a folder, or leave it out")
 
 

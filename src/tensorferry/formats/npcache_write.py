@@ -43,6 +43,7 @@ class NpcacheWriter:
     """The `CheckpointWriter` of NumPy caches: ``np/`` with one file for each tensor, which stands for itself."""
 
     name = "npcache"
+    has_shards = False
 
     def write(
         self,

@@ -24,6 +24,7 @@ class SafetensorsWriter:
     """The `CheckpointWriter` of Hugging Face's layout: ``model.safetensors``, or shards and their index."""
 
     name = "safetensors"
+    has_shards = True
     suffix = ".safetensors"
 
     def files(

@@ -23,6 +23,7 @@ class ShardedStateWriter:
     """
 
     name = "sharded_state"
+    has_shards = True
 
     def files(
         self, tensors: Mapping[str, NewTensor], *, metadata: Mapping[str, str], max_shard_size: int | None

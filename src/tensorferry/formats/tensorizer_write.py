@@ -47,6 +47,7 @@ class TensorizerWriter:
     """The `CheckpointWriter` of ``model.tensors``: one file, as the format knows no shards."""
 
     name = "tensorizer"
+    has_shards = False
     suffix = ".tensors"
 
     def files(

@@ -40,10 +40,12 @@ class NewTensor(NamedTuple):
 class CheckpointWriter(Protocol):
     """Writes whole checkpoints of one format. Stateless.
 
-    name: what ``WRITERS``, messages and ``tensorferry convert --to`` call it.
+    name: what ``WRITERS``, messages and ``tensorferry convert --to`` call it. has_shards: whether `max_shard_size` says
+    how many files there are.
     """
 
     name: str
+    has_shards: bool
 
     def write(
         self,

@@ -248,6 +248,8 @@ def test_the_source_is_no_destination(source: Path, tmp_path: Path) -> None:
         ("out.bin", {}, "ends like a file"),
         ("out.safetensors", {"sha256sums": True}, "sha256sums: digests go into the folder"),
         ("out.safetensors", {"max_shard_size": 60}, "max_shard_size: .*is one file, and holds all of it"),
+        ("out", {"max_shard_size": 60, "to": "tensorizer"}, "max_shard_size: tensorizer has no shards: leave it out"),
+        ("out", {"max_shard_size": 60, "to": "npcache"}, "max_shard_size: npcache has no shards: leave it out"),
     ],
 )
 def test_what_would_have_no_effect_or_another_one_is_refused(
