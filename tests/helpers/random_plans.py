@@ -14,7 +14,7 @@ from helpers.simulate import Array, numpy_dtype
 from tensorferry.core.boxes import Box, Region, Shape, strides_of
 from tensorferry.core.catalogue import Catalogue, Chunk, Span, TensorEntry
 from tensorferry.core.coverage import flat_runs
-from tensorferry.core.dtypes import DTYPES, DType
+from tensorferry.core.dtypes import DTYPES, DType, Kind
 from tensorferry.core.plan import Plan
 from tensorferry.core.planning import make_plan
 from tensorferry.core.rules import Join, Place, Rule
@@ -24,6 +24,8 @@ from tensorferry.core.transforms import Add, Chain, Concat, Stack, Take, Transfo
 
 PLAIN = ("U8", "I16", "I32", "I64")
 PACKED = ("F4", "F6_E2M3")
+EVERY = tuple(name for name, dtype in DTYPES.items() if dtype.kind is not Kind.PACKED)
+"""Every type of single elements, and of small groups; GGUF's blocks are bytes like these."""
 
 
 @dataclass
@@ -127,10 +129,12 @@ def entries(draw: st.DrawFn, world: World, name: str, dtype: DType, shape: Shape
     blocks = (*shape[:-1], shape[-1] // dtype.block) if dtype.block > 1 else shape
     count = prod(blocks)
     raw = draw(st.binary(min_size=count * dtype.block_bytes, max_size=count * dtype.block_bytes))
+    if dtype.kind is Kind.BOOL:
+        raw = bytes(byte & 1 for byte in raw)  # torch makes ones of other bytes where it copies by element
     values = np.frombuffer(raw, numpy_dtype(dtype)).reshape(blocks)
     ways = ["plain", "plain", *(["chunked"] if shape else []), *(["strided", "expanded"] if odd else [])]
     way = draw(st.sampled_from(ways))
-    if way == "expanded" and shape and dtype.block == 1:
+    if way == "expanded" and shape and 0 not in shape and dtype.block == 1:
         d = draw(st.integers(0, len(shape) - 1))
         values = np.repeat(values.take([0], d), shape[d], d)
     world.values[name] = values
@@ -143,7 +147,9 @@ def entries(draw: st.DrawFn, world: World, name: str, dtype: DType, shape: Shape
         chunks = (_write(draw, world, values, None, order),)
     else:
         repeated = tuple(
-            d for d in range(len(shape)) if all((values.take(i, d) == values.take(0, d)).all() for i in range(shape[d]))
+            d
+            for d in range(len(shape))
+            if shape[d] and all((values.take(i, d) == values.take(0, d)).all() for i in range(shape[d]))
         )
         chunks = (_write(draw, world, values, None, None, repeated[:1]),)
     entry = TensorEntry(name, dtype, shape, chunks)
@@ -201,21 +207,40 @@ def _write(
 @st.composite
 def placements(draw: st.DrawFn, world: World, n: int) -> None:
     """Add an entry and a parameter that takes a random part of it into a random part of itself."""
-    dtype = DTYPES[draw(st.sampled_from((*PLAIN, *PACKED)))]
-    shape = draw(shapes())
+    dtype = DTYPES[draw(st.sampled_from(EVERY))]
+    shape = draw(shapes(least=draw(st.sampled_from([0, 1, 1, 1]))))
     if dtype.block > 1:
         shape = (*shape, dtype.block * draw(st.integers(1, 4)))
     draw(entries(world, f"e{n}", dtype, shape))
+    _place(draw, world, f"e{n}", f"p{n}", dtype, shape)
+
+
+@st.composite
+def overlaps(draw: st.DrawFn, world: World, n: int) -> None:
+    """Add an entry over bytes that others may have, too, at any offset, and a parameter that takes part of it."""
+    dtype = DTYPES[draw(st.sampled_from(PLAIN))]
+    file = draw(st.sampled_from(sorted(world.files)))
+    data, size = world.files[file], dtype.block_bytes
+    at = draw(st.integers(0, len(data)))
+    shape = (draw(st.integers(0, min((len(data) - at) // size, 24))),)
+    values = (
+        np.frombuffer(bytes(data), numpy_dtype(dtype), shape[0], at) if shape[0] else np.empty(0, numpy_dtype(dtype))
+    )
+    world.values[f"o{n}"] = values
+    world.entries.append(TensorEntry.at(f"o{n}", dtype, shape, file, at))
+    _place(draw, world, f"o{n}", f"r{n}", dtype, shape)
+
+
+def _place(draw: st.DrawFn, world: World, name: str, parameter: str, dtype: DType, shape: Shape) -> None:
     window = draw(regions(shape, block=dtype.block))
     local = draw(_local(window.size, dtype))
-    parameter = f"p{n}"
-    default = 3.0 if not local.is_whole and dtype.block == 1 else None
+    default = 3.0 if not local.is_whole and dtype.kind in (Kind.SIGNED, Kind.UNSIGNED) else None
     slots = {"": Slot(local, shape, window)}
     if default is None and not local.is_whole:
         local = Region.whole((window.size,))
         slots = {"": Slot(local, shape, window)}
     world.target[parameter] = TargetTensor(parameter, dtype, local.view, slots, default=default)
-    world.rules.append(Place(f"e{n}", parameter))
+    world.rules.append(Place(name, parameter))
 
 
 @st.composite
@@ -293,7 +318,7 @@ def worlds(draw: st.DrawFn) -> World:
     """Return a few entries, placed or joined into a few parameters."""
     world = World()
     for n in range(draw(st.integers(1, 4))):
-        draw(draw(st.sampled_from([placements, joins, narrow_columns]))(world, n))
+        draw(draw(st.sampled_from([placements, placements, joins, narrow_columns, overlaps]))(world, n))
     return world
 
 

@@ -1,55 +1,127 @@
-"""Every executor fills the same parameters with the same bytes as plain indexing does."""
+"""Every executor, on each of its ways, fills the same parameters with the same bytes as plain indexing does."""
 
 from __future__ import annotations
 
-from math import prod
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from helpers.memory_storage import MemoryStorage
+from helpers.random_parameters import assert_filled, assert_nothing_else_changed, laid_out, poisoned
 from helpers.random_plans import World, costs, cuts, worlds
 from helpers.simulate import POISON, naive
+from tensorferry.config import ReadOptions
 from tensorferry.core.lower import lower
-from tensorferry.core.plan import Plan
-from tensorferry.execute import Executor, Feeder, SimpleExecutor, ThreadedExecutor
+from tensorferry.core.schedule import Schedule
+from tensorferry.execute import Counters, Executor, Feeder, SimpleExecutor, ThreadedExecutor, stream
+from tensorferry.execute.base import OnReady, Parameters
+from tensorferry.execute.mapping import mapped_parameters
 from tensorferry.execute.placing import region_of
 from tensorferry.execute.simple import read_entry
-from tensorferry.numerics.torch_dtypes import torch_dtype, torch_shape
+from tensorferry.loaders.strategies import EagerExecutor, PrefetchExecutor
+from tensorferry.progress import SILENT, Progress
+from tensorferry.storage.base import Storage
+from tensorferry.storage.local import LocalStorage
 
-MANY = settings(max_examples=150, deadline=None)
-
-
-def _poisoned(plan: Plan) -> dict[str, torch.Tensor]:
-    out = {}
-    for name, spec in plan.parameters.items():
-        shape = torch_shape(spec.dtype, spec.shape)
-        raw = torch.full((prod(shape) * torch_dtype(spec.dtype).itemsize,), POISON, dtype=torch.uint8)
-        out[name] = raw.view(torch_dtype(spec.dtype)).view(shape)
-    return out
+MANY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SMALL = ReadOptions(max_staging=8192, max_read=4096)
 
 
-def _assert_equal(found: dict[str, torch.Tensor], world: World, plan: Plan) -> None:
-    for name, values in naive(plan, world.values).items():
-        raw = found[name].contiguous().reshape(-1).view(torch.uint8).numpy()
-        np.testing.assert_array_equal(raw, np.ascontiguousarray(values).reshape(-1).view(np.uint8), err_msg=name)
+pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")  # torch's, of its own type
 
 
-@pytest.mark.parametrize("executor", [SimpleExecutor(), ThreadedExecutor(1), ThreadedExecutor(3)])
+class Streamed:
+    """What comes as a stream of whole tensors, fed to a plan."""
+
+    def run(
+        self,
+        schedule: Schedule,
+        storage: Storage,
+        parameters: Parameters,
+        *,
+        on_ready: OnReady | None = None,
+        progress: Progress = SILENT,
+    ) -> Counters:
+        entries = {s.entry.name: s.entry for step in schedule.plan.steps for s in step.sources}
+        feeder = Feeder(schedule.plan, parameters, on_ready=on_ready)
+        for name, values in stream(storage, entries.values(), SMALL):
+            feeder.feed(name, values)
+        return feeder.finish()
+
+
+@contextmanager
+def in_files(world: World, folder: Path) -> Iterator[Storage]:
+    """Yield the files of a world on disk; they are removed in the end."""
+    for name, data in world.files.items():
+        (folder / name).write_bytes(data)
+    with LocalStorage(folder) as storage:
+        yield storage
+
+
+def in_memory(world: World, folder: Path) -> Any:
+    """Return the files of a world in memory."""
+    return nullcontext(MemoryStorage(world.frozen_files()))
+
+
+class Way(NamedTuple):
+    """An executor, and what it reads from."""
+
+    executor: Executor
+    where: Callable[[World, Path], Any] = in_files
+    direct: bool = False
+
+
+WAYS = {
+    "simple": Way(SimpleExecutor(), in_memory),
+    "one thread": Way(ThreadedExecutor(1), in_memory),
+    "threads": Way(ThreadedExecutor(3), in_memory),
+    "files": Way(ThreadedExecutor(2)),
+    "buffered": Way(ThreadedExecutor(3, direct="never")),
+    "direct": Way(ThreadedExecutor(3, direct="always"), direct=True),
+    "uncached": Way(ThreadedExecutor(2, direct="never", keep_cache=False)),
+    "eager": Way(EagerExecutor(SMALL)),
+    "prefetch": Way(PrefetchExecutor(SMALL)),
+    "stream": Way(Streamed()),
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @MANY
-@given(world=worlds(), cost=costs)
-def test_an_executor_gives_what_plain_indexing_gives(executor: Executor, world: World, cost: dict[str, Any]) -> None:
-    plan = world.plan()
-    found = _poisoned(plan)
-    ready: list[str] = []
-    executor.run(lower(plan, **cost), MemoryStorage(world.frozen_files()), found, on_ready=ready.append)
-    _assert_equal(found, world, plan)
+@given(world=worlds(), cost=costs, data=st.data())
+def test_an_executor_gives_what_plain_indexing_gives(
+    way: Way, world: World, cost: dict[str, Any], data: st.DataObject, tmp_path: Path
+) -> None:
+    plan, ready = world.plan(), list[str]()
+    laid = data.draw(laid_out(plan))
+    with way.where(world, tmp_path) as storage:
+        if way.direct and not all(storage.uncached(name).possible for name in world.files):
+            pytest.skip("temporary files lie where direct reads are impossible")
+        way.executor.run(lower(plan, **cost), storage, laid.tensors, on_ready=ready.append)
+    assert_filled(laid.tensors, naive(plan, world.values))
+    assert_nothing_else_changed(laid)
     assert len(ready) == len(set(ready))
     assert set(ready) >= {s.parameter for s in plan.steps if s.into.size}
+
+
+@MANY
+@given(world=worlds(), cost=costs)
+def test_views_of_mapped_files_and_what_is_read_beside_them_are_the_same(
+    world: World, cost: dict[str, Any], tmp_path: Path
+) -> None:
+    plan = world.plan()
+    with in_files(world, tmp_path) as storage:
+        mapped = mapped_parameters(plan, storage, plan.parameters)
+        found = {name: tensor for name, tensor in poisoned(plan).items() if name not in mapped}
+        rest = replace(plan, steps=tuple(step for step in plan.steps if step.parameter not in mapped))
+        ThreadedExecutor(2).run(lower(rest, **cost), storage, found)
+    assert_filled({**found, **mapped}, naive(plan, world.values))
 
 
 @MANY
@@ -57,7 +129,7 @@ def test_an_executor_gives_what_plain_indexing_gives(executor: Executor, world: 
 def test_the_threaded_executor_reads_exactly_what_was_scheduled(world: World, cost: dict[str, Any]) -> None:
     plan = world.plan()
     schedule, storage = lower(plan, **cost), MemoryStorage(world.frozen_files())
-    counters = ThreadedExecutor(2).run(schedule, storage, _poisoned(plan))
+    counters = ThreadedExecutor(2).run(schedule, storage, poisoned(plan))
     assert counters.bytes_read == schedule.bytes_read == sum(n for _, _, n in storage.reads) or counters.direct_bytes
     assert counters.bytes_read == schedule.bytes_read
     assert counters.reads == schedule.reads
@@ -67,19 +139,19 @@ def test_the_threaded_executor_reads_exactly_what_was_scheduled(world: World, co
 @given(world=worlds())
 def test_feeding_whole_tensors_in_any_order_gives_the_same(world: World) -> None:
     plan = world.plan()
-    found, storage = _poisoned(plan), MemoryStorage(world.frozen_files())
+    found, storage = poisoned(plan), MemoryStorage(world.frozen_files())
     feeder = Feeder(plan, found)
     for entry in reversed(world.entries):
         feeder.feed(entry.name, read_entry(storage, entry))
     feeder.finish()
-    _assert_equal(found, world, plan)
+    assert_filled(found, naive(plan, world.values))
 
 
 @MANY
 @given(world=worlds(), data=st.data())
 def test_feeding_parts_of_any_view_in_any_order_gives_the_same(world: World, data: st.DataObject) -> None:
     plan = world.plan()
-    found, storage = _poisoned(plan), MemoryStorage(world.frozen_files())
+    found, storage = poisoned(plan), MemoryStorage(world.frozen_files())
     parts = [(e, region) for e in world.entries for region in data.draw(cuts(e.shape, block=e.dtype.block), e.name)]
     feeder = Feeder(plan, found, borrowed=True)
     for entry, region in data.draw(st.permutations(parts)):
@@ -87,4 +159,4 @@ def test_feeding_parts_of_any_view_in_any_order_gives_the_same(world: World, dat
         feeder.feed(entry.name, buffer, region)
         buffer.copy_(torch.full((buffer.nbytes,), POISON, dtype=torch.uint8).view(buffer.dtype).view(buffer.shape))
     feeder.finish()
-    _assert_equal(found, world, plan)
+    assert_filled(found, naive(plan, world.values))
