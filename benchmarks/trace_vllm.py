@@ -38,6 +38,8 @@ from typing import Any
 
 from vllm_quantized import QUANTIZED, write_quantized
 
+sys.path.append(sys.path.pop(0))  # gguf.py beside this file must not hide the library, which older vLLMs import
+
 BASE: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 8,
     "num_key_value_heads": 2, "vocab_size": 256, "max_position_embeddings": 128, "tie_word_embeddings": False,

