@@ -29,7 +29,7 @@ def refuse_nonsense(model: object, rules: object, strict: object) -> None:
 def refuse_processed(model: nn.Module, checkpoint: Checkpoint) -> None:
     """Raise ConfigError where modules would post-process what they had post-processed before it was saved."""
     told = checkpoint.catalogue.metadata.get(POST_PROCESSED)
-    again = hooked_modules(model).keys() & set(() if told is None else json.loads(told))
+    again = hooked_modules(model).keys() & set(json.loads(told)) if told is not None else None
     if again:
         raise ConfigError(
             f"{shown(checkpoint.uri, 300)} was saved after post-processing, which {min(again) or 'the model'} would "

@@ -88,6 +88,9 @@ Target = Mapping[str, TargetTensor]
 
 def owner_of(target: Target, name: str) -> str:
     """Return the tensor that `name` shares its values with, however many ties away; `name` where it is not tied."""
+    first = target.get(name)
+    if first is None or first.alias_of is None:
+        return name
     seen = {name}
     while (tensor := target.get(name)) is not None and tensor.alias_of is not None and tensor.alias_of not in seen:
         name = tensor.alias_of

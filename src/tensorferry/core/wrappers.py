@@ -23,6 +23,9 @@ def unwrapping(names: Collection[str], wanted: Collection[str]) -> tuple[RuleSet
     >>> unwrapping(["module.a.w", "module.a.b"], {"a.w", "a.b"})[1]
     'module.'
     """
+    together = "\n".join(names)
+    if not any(word in together for word in ("module", "_orig_mod")):  # what each wrapper leaves has one of these
+        return None
     bare = dict.fromkeys(names)
     if any("{" in name or "}" in name for name in bare):
         return None

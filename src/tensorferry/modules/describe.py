@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from types import MappingProxyType
 from typing import NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 import torch
@@ -14,7 +16,7 @@ from tensorferry.errors import PlanError
 from tensorferry.modules.packed import PackedParameter
 from tensorferry.numerics.torch_dtypes import dtype_of, logical_shape
 
-__all__ = ["DeclaresSlots", "Place", "declares_slots", "describe", "identity_of", "offers", "places"]
+__all__ = ["DeclaresSlots", "Place", "declares_slots", "describe", "identity_of", "offers", "places", "walked"]
 
 
 @runtime_checkable
@@ -54,15 +56,35 @@ def declares_slots(module: object) -> TypeGuard[DeclaresSlots]:
 
 def places(model: nn.Module) -> Iterator[Place]:
     """Yield every place where a tensor hangs, in module order; a tied tensor comes once for each of its names."""
-    for prefix, module in model.named_modules(remove_duplicate=False):
-        dot = prefix + "." if prefix else ""
+    for prefix, module in walked(model):
         for leaf, parameter in module._parameters.items():
             if parameter is not None:
-                yield Place(dot + leaf, module, leaf, parameter, True, True)
+                yield Place(prefix + leaf, module, leaf, parameter, True, True)
         for leaf, buffer in module._buffers.items():
             if buffer is not None:
                 kept = leaf not in module._non_persistent_buffers_set
-                yield Place(dot + leaf, module, leaf, buffer, kept, False)
+                yield Place(prefix + leaf, module, leaf, buffer, kept, False)
+
+
+def walked(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return every module in module order, once for each of its names, with that name and its dot: ``"layers.0."``.
+
+    It is ``model.named_modules(remove_duplicate=False)``, which hands each module up through all of its parents.
+    """
+    found: list[tuple[str, nn.Module]] = []
+    _walk("", model, found)
+    return found
+
+
+def _walk(prefix: str, module: nn.Module, found: list[tuple[str, nn.Module]]) -> None:
+    if type(module).named_modules is not nn.Module.named_modules:
+        named = module.named_modules(prefix=prefix[:-1], remove_duplicate=False)
+        found += [(name + "." if name else "", inner) for name, inner in named]
+        return
+    found.append((prefix, module))
+    for name, child in module._modules.items():
+        if child is not None:
+            _walk(f"{prefix}{name}.", child, found)
 
 
 def describe(model: nn.Module) -> Target:
@@ -97,6 +119,12 @@ def describe(model: nn.Module) -> Target:
     return target
 
 
+@lru_cache(maxsize=1024)  # of a model with tens of thousands of tensors, few shapes differ
+def _plain(shape: tuple[int, ...]) -> Layout:
+    """Return the layout of a tensor that an entry of its own shape fills."""
+    return Layout(MappingProxyType({"": Slot.whole(shape, also=_scalars(shape))}))
+
+
 def _layout(place: Place, shape: tuple[int, ...]) -> Layout:
     module: object = place.module
     if declares_slots(module):
@@ -107,7 +135,7 @@ def _layout(place: Place, shape: tuple[int, ...]) -> Layout:
             raise PlanError(f"{type(place.module).__name__} declares slots of {whose}, which it does not have")
         if place.leaf in declared:
             return declared[place.leaf]
-    return Layout({"": Slot.whole(shape, also=_scalars(shape))})
+    return _plain(shape)
 
 
 def _declared(module: DeclaresSlots) -> Mapping[str, Layout]:

@@ -124,16 +124,18 @@ def _names_in(prefix: str, module: nn.Module) -> list[str]:
 
 def _children_first(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Return every module once, after its children, by its first name in module order."""
-    return list(_after_children("", model, set()))
+    found: dict[nn.Module, str] = {}
+    _after_children("", model, set(), found)
+    return [(name, module) for module, name in found.items()]
 
 
-def _after_children(prefix: str, module: nn.Module, seen: set[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+def _after_children(prefix: str, module: nn.Module, seen: set[nn.Module], found: dict[nn.Module, str]) -> None:
     # No closure that calls itself: it would keep the model in memory until the garbage collector comes.
-    if module not in seen:
-        seen.add(module)
-        for name, child in module.named_children():
-            yield from _after_children(f"{prefix}.{name}" if prefix else name, child, seen)
-        yield prefix, module
+    seen.add(module)
+    for name, child in module.named_children() if module._modules else ():
+        if child not in seen:
+            _after_children(f"{prefix}.{name}" if prefix else name, child, seen, found)
+    found[module] = prefix
 
 
 def _post_processes(module: nn.Module) -> TypeGuard[PostProcesses]:
@@ -144,11 +146,18 @@ def _hooks(module: nn.Module) -> list[Callable[[], object]]:
     hooks: list[Callable[[], object]] = []
     if _post_processes(module):
         hooks.append(module.process_weights_after_loading)
-    method = getattr(module, "quant_method", None)
+    method = _quant_method(module)
     process = getattr(method, "process_weights_after_loading", None)
     if callable(process):
         hooks.append(lambda: process(module))
     return hooks
+
+
+def _quant_method(module: nn.Module) -> object:
+    told = offers(module, "quant_method") or "quant_method" in module._modules
+    if not told and type(module).__getattr__ is nn.Module.__getattr__:
+        return None  # which getattr would say, too, after making an error for each of tens of thousands of modules
+    return getattr(module, "quant_method", None)
 
 
 @contextmanager
@@ -177,12 +186,14 @@ def derive_buffers(model: nn.Module, device: torch.device) -> list[str]:
 
     Raises FinalizeError naming buffers of modules that do not say how: see `DerivesBuffers`.
     """
-    empty = [p for p in places(model) if not p.persistent and p.tensor.device.type == "meta"]
+    empty = [p for p in places(model) if not p.persistent and p.tensor.is_meta]
+    if not empty:
+        return []
     modules = {id(p.module): p.module for p in empty}
     for module in modules.values():
         if _derives_buffers(module):
             module.derive_buffers(device)
-    left = [p.name for p in places(model) if not p.persistent and p.tensor.device.type == "meta"]
+    left = [p.name for p in places(model) if not p.persistent and p.tensor.is_meta]
     if left:
         names = few((f.text for f in fold(left)), 8)
         raise FinalizeError(
@@ -197,7 +208,7 @@ def refuse_unfilled(model: nn.Module, unfilled: Mapping[str, str]) -> None:
 
     unfilled: names that got memory from us and not all of their values, with the reason of each.
     """
-    meta = [p.name for p in places(model) if p.tensor.device.type == "meta"]
+    meta = [p.name for p in places(model) if p.tensor.is_meta]
     if meta or unfilled:
         names = few((f.text for f in fold([*meta, *unfilled])), 8)
         raise FinalizeError(

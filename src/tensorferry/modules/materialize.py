@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ _ALIGNED = 64
 LARGE = 1 << 20
 """Bytes of tensors from which on it matters where they lie in memory."""
 _REGISTERED = {"_parameters", "_buffers", "_modules"}
+_CONTAINERS = {list, dict}
 _Holder = tuple[Any, Any]  # a list or dict, and the index or key at which a tensor is kept in it
 
 
@@ -62,11 +64,14 @@ class Materialized(Mapping[str, torch.Tensor]):
                 self._places[owner_of(target, place.name)].append(place)
         self._names = list(self._places)
         owners: dict[object, str] = {}
+        self._shares: set[str] = set()
         for owner, hanging in self._places.items():
-            hanging.sort(key=lambda p: p.name != owner)
-            owners.setdefault(identity_of(hanging[0].tensor), owner)
-        self._shares = {o for o, p in self._places.items() if owners[identity_of(p[0].tensor)] != o}
-        self._kept = _kept_besides(model, {id(p.tensor) for hanging in self._places.values() for p in hanging})
+            if len(hanging) > 1:
+                hanging.sort(key=lambda p: p.name != owner)
+            if owners.setdefault(identity_of(hanging[0].tensor), owner) != owner:
+                self._shares.add(owner)
+        replaced = (h for h in self._places.values() if len(h) > 1 or h[0].tensor.is_meta)
+        self._kept = _kept_besides(model, {id(p.tensor) for hanging in replaced for p in hanging})
 
     def __getitem__(self, name: str) -> torch.Tensor:
         with self._lock:
@@ -84,7 +89,7 @@ class Materialized(Mapping[str, torch.Tensor]):
     def device_of(self, name: str) -> torch.device:
         """Return where a tensor is, or will be when it is looked up."""
         tensor = self._places[name][0].tensor
-        return self._device if tensor.device.type == "meta" else tensor.device
+        return self._device if tensor.is_meta else tensor.device
 
     @property
     def replaceable(self) -> set[str]:
@@ -110,7 +115,7 @@ class Materialized(Mapping[str, torch.Tensor]):
             raise KeyError(name)
         hanging = self._places[name]
         tensor = hanging[0].tensor
-        if tensor.device.type == "meta" or name in self._shares:
+        if tensor.is_meta or name in self._shares:
             self.given_memory.add(name)
             tensor = self._with_memory(name, tensor, self._device if tensor.is_meta else tensor.device)
         return self._hung(name, tensor)
@@ -121,12 +126,12 @@ class Materialized(Mapping[str, torch.Tensor]):
         suits = begin % _ALIGNED == 0
         if device.type == "cpu" and like.nbytes >= LARGE and like.is_contiguous() and (suits or self._huge_pages):
             return _dressed(empty_at(begin if suits else 0, tuple(like.shape), like.dtype, self._huge_pages), like)
-        with torch.inference_mode(False):
+        with _outside_inference():
             return _dressed(torch.empty_like(like.detach(), device=device), like)
 
     def _hung(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         for place in self._places[name]:
-            if identity_of(place.tensor) != identity_of(tensor):
+            if place.tensor is not tensor and identity_of(place.tensor) != identity_of(tensor):
                 _hang(place, tensor)
                 if name not in self._shares:
                     for container, key in self._kept.pop(id(place.tensor), ()):
@@ -136,14 +141,19 @@ class Materialized(Mapping[str, torch.Tensor]):
 
 def _dressed(made: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Return `made` with the class and attributes of `like`."""
-    # A parameter that is made in inference mode could never be trained; where we are called from is no wish for that.
-    with torch.inference_mode(False):
-        if isinstance(like, nn.Parameter):
+    if isinstance(like, nn.Parameter):
+        with _outside_inference():
             made = nn.Parameter(made, requires_grad=like.requires_grad)
     if type(like) is not type(made):
         made.__class__ = type(like)
-    made.__dict__.update(like.__dict__)
+    if attributes := like.__dict__:
+        made.__dict__.update(attributes)
     return made
+
+
+def _outside_inference() -> AbstractContextManager[object]:
+    """Return the mode in which tensors are made that can be trained: where we are called from is no wish otherwise."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
 
 
 def _hang(place: Place, tensor: torch.Tensor) -> None:
@@ -156,17 +166,12 @@ def _hang(place: Place, tensor: torch.Tensor) -> None:
 def _kept_besides(model: nn.Module, wanted: set[int]) -> dict[int, list[_Holder]]:
     """Find where modules keep the `wanted` tensors (by id) besides registering them, as an nn.LSTM keeps a list."""
     found: dict[int, list[_Holder]] = defaultdict(list)
-    for module in model.modules():
+    for module in model.modules() if wanted else ():
         for attribute, value in vars(module).items():
             if id(value) in wanted:
                 found[id(value)].append((vars(module), attribute))
-            for key, item in () if attribute in _REGISTERED else _items(value):
-                if id(item) in wanted:
-                    found[id(item)].append((value, key))
+            elif type(value) in _CONTAINERS and value and attribute not in _REGISTERED:
+                for key, item in enumerate(value) if type(value) is list else value.items():
+                    if id(item) in wanted:
+                        found[id(item)].append((value, key))
     return found
-
-
-def _items(value: Any) -> Iterable[tuple[Any, Any]]:
-    if type(value) is list:
-        return enumerate(value)
-    return value.items() if type(value) is dict else ()
