@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from tensorferry.core.boxes import Box, Shape
@@ -65,7 +64,7 @@ def batches(works: Iterable[Work], files: Mapping[str, int], cost: ReadCost, max
     group: list[Work] = []
     size = 0
     for work in _in_order(list(works), files):
-        more = sum(r.length for r in work.ranges)
+        more = work.ranges[0].length if len(work.ranges) == 1 else sum(r.length for r in work.ranges)
         if group and size + more > cost.max_read:
             yield from _bounded(group, cost, max_staging)
             group, size = [], 0
@@ -80,9 +79,10 @@ def _in_order(works: list[Work], files: Mapping[str, int]) -> list[Work]:
     first: dict[str, tuple[int, int]] = {}
     where = [(files[w.ranges[0].file], w.ranges[0].offset) for w in works]
     for work, place in zip(works, where, strict=True):
-        first[work.module] = min(place, first.get(work.module, place))
-    order = sorted(range(len(works)), key=lambda i: (first[works[i].module], where[i]))
-    return [works[i] for i in order]
+        if place < first.setdefault(work.module, place):
+            first[work.module] = place
+    keys = [(first[work.module], place) for work, place in zip(works, where, strict=True)]
+    return [works[i] for i in sorted(range(len(works)), key=keys.__getitem__)]
 
 
 def _bounded(works: Sequence[Work], cost: ReadCost, max_staging: int) -> Iterator[Batch]:
@@ -100,7 +100,8 @@ def _batch(works: Sequence[Work], cost: ReadCost) -> Batch:
     plain: dict[_Key, bool] = {}
     for work in works:
         for r in work.ranges:
-            plain[r.key] = work.plain and r.key not in plain
+            key = r.key
+            plain[key] = work.plain and key not in plain
     reading: list[_Reading] = []
     where: dict[_Key, int] = {}
     for key in sorted(plain):
@@ -112,31 +113,32 @@ def _batch(works: Sequence[Work], cost: ReadCost) -> Batch:
     return Batch(reads, tuple(task_of(w, reads, where) for w in works), sum(r.length for r in reads) + room)
 
 
-@dataclass(slots=True)
 class _Reading:
     """A read that may still grow. plain: whether all of it can go straight to its place; used: bytes of it needed."""
 
-    read: Read
-    plain: bool
-    used: int
+    __slots__ = ("_file", "_length", "_offset", "_runs", "plain", "used")
 
     def __init__(self, key: _Key, plain: bool) -> None:
-        file, offset, length, self.used, times, stride = key
-        self.read = Read(file, offset, length, times, stride)
+        self._file, self._offset, self._length, self.used, *self._runs = key
         self.plain = plain
+
+    @property
+    def read(self) -> Read:
+        """What it has become."""
+        return Read(self._file, self._offset, self._length, *self._runs)
 
     def takes(self, key: _Key, plain: bool, cost: ReadCost) -> bool:
         """Grow by a range that begins no earlier, if that costs less than reading it by itself, and say so."""
         file, offset, length, needed, times, _ = key
-        _, start, had, *_ = self.read
-        if file != self.read.file or times > 1 or self.read.times > 1:
+        start, had = self._offset, self._length
+        if file != self._file or times > 1 or self._runs[0] > 1:
             return False
         gap, whole = offset - (start + had), max(start + had, offset + length) - start
         if whole > max(cost.max_read, had) or not cost.joins(gap, whole, self.used + needed):
             return False
         if gap >= 0 and plain != self.plain and (length if plain else had) >= _WORTH_APART:
             return False
-        self.read = Read(file, start, whole)
+        self._length, self._runs = whole, [1, 0]
         self.plain &= plain and gap >= 0
         self.used += needed
         return True
@@ -144,6 +146,11 @@ class _Reading:
 
 def task_of(work: Work, reads: Sequence[Read], where: Mapping[_Key, int]) -> Task:
     """Return the task that does `work` when `reads` have come; where: which of them brings a range."""
+    if len(work.ranges) == len(work.boxes) == 1:
+        (r,) = work.ranges
+        n = where[r.key]
+        piece = Piece(n, r.offset - reads[n].offset, r.strides, r.box)
+        return Task(work.step, work.out, (Input(0, work.boxes[0], (piece,)),))
     pieces: list[list[Piece]] = [[] for _ in work.boxes]
     for r in work.ranges:
         n = where[r.key]

@@ -18,7 +18,7 @@ def check_slots(tensor: TargetTensor) -> list[Problem]:
     slots = tensor.slots
     if len(slots) == 1:
         (only,) = slots.values()
-        if only.local.is_whole and only.local.size == prod(tensor.shape):
+        if only.local.is_whole and (only.local.view == tensor.shape or only.local.size == prod(tensor.shape)):
             return []
     for name, slot in slots.items():
         if not slot.local.fits(tensor.shape):

@@ -45,6 +45,9 @@ class DType:
     def __str__(self) -> str:
         return self.name
 
+    def __hash__(self) -> int:
+        return hash(self.name)  # types are keys of every cache; hashing an Enum alone takes longer
+
     def nbytes(self, shape: Sequence[int]) -> int:
         """Return the bytes that a contiguous tensor of `shape` takes.
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from math import prod
 
 from tensorferry.core.batching import Range, Work, batches, task_of
-from tensorferry.core.boxes import Box, Region, Shape
+from tensorferry.core.boxes import Box, Region, Shape, strides_of
 from tensorferry.core.catalogue import Chunk, TensorEntry
 from tensorferry.core.cost import ReadCost
 from tensorferry.core.cutting import cut, in_blocks
@@ -35,7 +37,9 @@ def lower(plan: Plan, *, max_gap: int, max_read: int, max_staging: int, waste: f
         if not step.sources or not step.into.size:
             unread.append(Task(number, None, ()))
             continue
-        for work in _works(number, step, plan.parameters[step.parameter].dtype, cost):
+        dtype = plan.parameters[step.parameter].dtype
+        whole = whole_entry(number, step, dtype, cost)
+        for work in _works(number, step, dtype, cost) if whole is None else (whole,):
             if work.ranges:
                 works.append(work)
             else:
@@ -55,6 +59,29 @@ def _file_order(plan: Plan) -> dict[str, int]:
                     )
                 order.setdefault(chunk.span.file, len(order))
     return order
+
+
+def whole_entry(number: int, step: Step, dtype: DType, cost: ReadCost) -> Work | None:
+    """Return the work of a step that takes all of an entry, as it lies, in one read: what most steps do.
+
+    None for all others. Equal to what comes of cutting the entry; found sooner.
+    """
+    entry, region = step.sources[0]
+    if step.via is not None or entry.dtype.block > 1 or region.view != entry.shape or not region.is_whole:
+        return None
+    span, (length, strides) = entry.span, _row_major(entry.shape, entry.dtype.block_bytes)
+    if span is None or length > cost.max_read:
+        return None
+    box, plain = region.box, entry.dtype == dtype
+    room = 0 if plain or not span.offset % entry.dtype.block_bytes else length
+    only = Range(span.file, span.offset, length, length, 1, 0, 0, strides, box)
+    return Work(step.parameter.rpartition(".")[0], number, box, (box,), (only,), plain, room)
+
+
+@lru_cache(maxsize=1024)
+def _row_major(shape: Shape, unit: int) -> tuple[int, Shape]:
+    """Return the bytes of a tensor whose elements take `unit` bytes, and its strides."""
+    return prod(shape) * unit, strides_of(shape)
 
 
 def _works(number: int, step: Step, dtype: DType, cost: ReadCost) -> Iterator[Work]:

@@ -23,7 +23,10 @@ def chained(first: Transform | None, then: Transform | None) -> Transform | None
 
 def resolved(step: Step) -> Step:
     """Return the step that does the same as `step` and reads nothing but entries that lie in files."""
-    made = [source.entry.made for source in step.sources]
+    sources = step.sources
+    if len(sources) == 1 and sources[0].entry.made is None:
+        return step
+    made = [source.entry.made for source in sources]
     if not any(made):
         return step
     if len(made) > 1:

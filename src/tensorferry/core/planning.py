@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise, product
 
@@ -15,7 +15,16 @@ from tensorferry.core.lossy import changed_kind, unscaled
 from tensorferry.core.made import resolved
 from tensorferry.core.plan import Dropped, Plan, Step, Strictness
 from tensorferry.core.ruleset import COMMON_LEFTOVERS, Destination, RuleSet
-from tensorferry.core.steps import as_numbers, cut_block, cut_in_words, dequantized, is_packed, is_placing, steps_of
+from tensorferry.core.steps import (
+    as_numbers,
+    cut_block,
+    cut_in_words,
+    dequantized,
+    is_packed,
+    is_placing,
+    plain_copy,
+    steps_of,
+)
 from tensorferry.core.strays import Strays, listed, suggestions
 from tensorferry.core.target import Slot, Target, TargetTensor
 from tensorferry.core.transforms import Concat, Stack, TensorSpec, Transform
@@ -84,8 +93,8 @@ class _Planner:
         for tensor in owned.values():
             self._close(tensor)
         self._report_leftovers(owned)
-        self._report_unscaled(owned)
         specs = {t.name: TensorSpec(t.dtype, t.shape) for t in owned.values()}
+        self._report_unscaled(specs)
         aliases = {t.name: self.owner_of(t) for t in self.target.values() if t.alias_of is not None}
         return Plan(tuple(map(resolved, self.steps)), specs, aliases, tuple(self.dropped), tuple(self.problems))
 
@@ -145,6 +154,9 @@ class _Planner:
         self.problems.append(Problem(ProblemKind.AMBIGUOUS_RULE, parameter, detail))
 
     def _add(self, entries: Sequence[TensorEntry], tensor: TargetTensor, slot: Slot, via: Transform | None) -> None:
+        if via is None and (step := plain_copy(entries[0], tensor, slot)) is not None:
+            self.steps.append(step)
+            return
         if unknown := [e for e in entries if e.dtype.kind is Kind.UNKNOWN]:
             self.problems += [_unsupported(entry, tensor) for entry in unknown]
             return
@@ -238,8 +250,7 @@ class _Planner:
             fatal = strict or (stuck and self.strays.untold(name))
             self.problems.append(Problem(ProblemKind.UNEXPECTED, name, detail, fatal=fatal))
 
-    def _report_unscaled(self, owned: Target) -> None:
-        specs = {t.name: TensorSpec(t.dtype, t.shape) for t in owned.values()}
+    def _report_unscaled(self, specs: Mapping[str, TensorSpec]) -> None:
         self.problems += unscaled(self.steps, specs, [name for name, _ in self.leftovers], self.strict)
 
 

@@ -9,7 +9,7 @@ from tensorferry.core.catalogue import TensorEntry
 from tensorferry.core.cutting import in_blocks
 from tensorferry.core.dtypes import Kind
 from tensorferry.core.plan import Source, Step
-from tensorferry.core.target import Slot
+from tensorferry.core.target import Slot, TargetTensor
 from tensorferry.core.transforms import (
     Chain,
     Concat,
@@ -22,7 +22,9 @@ from tensorferry.core.transforms import (
     Transpose,
 )
 
-__all__ = ["as_numbers", "cut_block", "cut_in_words", "dequantized", "is_packed", "is_placing", "steps_of"]
+__all__ = [
+    "as_numbers", "cut_block", "cut_in_words", "dequantized", "is_packed", "is_placing", "plain_copy", "steps_of",
+]  # fmt: skip
 
 
 def is_packed(entries: Sequence[TensorEntry]) -> bool:
@@ -50,6 +52,18 @@ def _moves_rows(step: Transform, shape: Shape) -> bool:
             return dims[-1:] == (len(dims) - 1,)
         case _:
             return False
+
+
+def plain_copy(entry: TensorEntry, tensor: TargetTensor, slot: Slot) -> Step | None:
+    """Return the step for what most entries are: just what the slot takes, in the type and shape it takes it.
+
+    None for all others, of which `steps_of` may make steps. Equal to what comes of that; found sooner.
+    """
+    dtype = entry.dtype
+    plain = dtype is tensor.dtype and dtype.block == 1 and dtype.kind not in (Kind.PACKED, Kind.UNKNOWN)
+    if not plain or entry.shape != slot.logical or slot.window.view != entry.shape:
+        return None
+    return Step(tensor.name, slot.local, (Source(entry, slot.window),))
 
 
 def steps_of(
