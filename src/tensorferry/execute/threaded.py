@@ -174,11 +174,11 @@ class _Run:
             return number
         try:
             counters = self._moved(self.schedule.batches[number])
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - whoever settles batches raises it
             with self.lock:
                 self.error = self.error or error
             self.cancelled.set()
-            raise
+            return number  # a future that kept the error would keep this frame, and all that it knows
         with self.lock:
             self.counters.absorb(counters)
             self.freed += self.schedule.batches[number].room

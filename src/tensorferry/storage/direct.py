@@ -141,9 +141,9 @@ def _read(fd: int, block: int, group: list[_Run], spare: memoryview) -> int:
     at = start
     while at < end:
         got = os.preadv(fd, _left(group, spare, at), at)
-        if (at + got) % block or not got:
+        if got < block:
             return at + got
-        at += got
+        at += got - got % block  # what came of a block that is not whole comes once more, unless the file ends there
     return at
 
 

@@ -239,11 +239,11 @@ class _Run:
             return job.number, {}
         try:
             return job.number, self._moved(job)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - whoever settles batches raises it
             with self._lock:
                 self._error = self._error or error
             self._stopped.set()
-            raise
+            return job.number, {}  # a future that kept the error would keep this frame, and all that it knows
 
     def _moved(self, job: _Job) -> Mapping[torch.device, Event]:
         counters, done = Counters(), dict[torch.device, Event]()
