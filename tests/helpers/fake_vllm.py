@@ -45,8 +45,9 @@ class BaseModelLoader:
     def __init__(self, load_config: LoadConfig) -> None:
         self.load_config = load_config
 
-    def load_model(self, model: nn.Module, config: Any) -> nn.Module:
-        self.load_weights(model, config)  # type: ignore[attr-defined]
+    def load_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> nn.Module:
+        model: nn.Module = vllm_config.build()
+        self.load_weights(model, model_config)  # type: ignore[attr-defined]
         self.process(model)
         return model.eval()
 

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from helpers.fake_vllm import FakeVllm, LoadConfig, installed
+from helpers.fake_vllm import FakeVllm, LoadConfig
 from tensorferry import ConfigError
-
-
-@pytest.fixture
-def vllm() -> Iterator[FakeVllm]:
-    with installed() as fake:
-        yield fake
 
 
 def config_of(vllm: FakeVllm, **given: Any) -> Any:

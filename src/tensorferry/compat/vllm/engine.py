@@ -1,12 +1,15 @@
 """What is taken from vLLM, and where it keeps it: nothing else here imports vLLM.
 
-Written for vLLM 0.32; what only some versions have is looked for.
+Written for vLLM 0.12 to 0.32; what only some versions have is looked for.
 Nothing of vLLM is changed; the loader is registered as vLLM lets plug-ins do it.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch.distributed as dist
@@ -26,13 +29,31 @@ __all__ = [
     "has_default_scales",
     "is_drafted",
     "is_first_rank",
+    "loading_for",
     "log",
     "quantizes_while_loading",
     "register_model_loader",
+    "shared_with_served",
 ]
 
 log: logging.Logger = init_logger("vllm.tensorferry")
 """vLLM's log: only loggers under its own name have its handlers."""
+
+_EAGLE = ("eagle", "eagle3")
+"""Methods of speculation whose heads may do without an embedding and an output layer of their own."""
+
+_given: ContextVar[Any] = ContextVar("_given", default=None)
+"""The configuration that vLLM loads a model with; before 0.14 it is not the current one by then."""
+
+
+@contextmanager
+def loading_for(vllm_config: Any) -> Iterator[None]:
+    """Have `vllm_config` count as vLLM's configuration while this lasts."""
+    token = _given.set(vllm_config)
+    try:
+        yield
+    finally:
+        _given.reset(token)
 
 
 def agreement(model_config: Any) -> Agreement:
@@ -57,9 +78,33 @@ def exchanged(model_config: Any, told: bytes) -> list[bytes]:
 
 
 def is_drafted(model_config: Any) -> bool:
-    """Whether this is not the model that is served, but one that drafts for it."""
+    """Whether this is not the model that is served, but one that drafts for it.
+
+    vLLM loads some drafts with a configuration of their own, of which only the part for speculation tells.
+    """
     config = _current_config()
-    return config is not None and getattr(config, "model_config", model_config) is not model_config
+    if getattr(_speculation(config), "draft_model_config", None) is model_config:
+        return True
+    served = getattr(config, "model_config", None)
+    return served is not None and served is not model_config
+
+
+def shared_with_served(model: nn.Module, model_config: Any) -> dict[str, str]:
+    """Return the parameters of a draft model that vLLM takes from the served one, since `model` has found none itself.
+
+    Only EAGLE heads have such, and say so once their loader has run. An embedding is shared where all is one stage.
+    """
+    config = _current_config()
+    if not is_drafted(model_config) or getattr(_speculation(config), "method", None) not in _EAGLE:
+        return {}
+    is_one_stage = config.parallel_config.pipeline_parallel_size == 1
+    is_as_wide = config.model_config.get_hidden_size() == model_config.get_hidden_size()
+    prefixes = {
+        "lm_head.": getattr(model, "has_own_lm_head", True),
+        "model.embed_tokens.": getattr(model, "has_own_embed_tokens", True) or not (is_one_stage and is_as_wide),
+    }
+    missing = tuple(prefix for prefix, is_own in prefixes.items() if not is_own)
+    return {n: "taken from the served model" for n, _ in model.named_parameters() if n.startswith(missing)}
 
 
 def is_first_rank() -> bool:
@@ -114,9 +159,15 @@ def _known(name: str) -> Any:
         return None
 
 
+def _speculation(config: Any) -> Any:
+    return getattr(config, "speculative_config", None)
+
+
 def _current_config() -> Any:
     from vllm import config
 
+    if (given := _given.get()) is not None:
+        return given
     if hasattr(config, "get_current_vllm_config_or_none"):
         return config.get_current_vllm_config_or_none()
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,6 +49,12 @@ class TensorferryLoader(engine.BaseModelLoader):
         (source,) = sources_of(model_config, None, self._weights(model_config))
         locate(source, self.config, self.config.load_format)
 
+    def load_model(self, vllm_config: Any, model_config: Any, **more: Any) -> nn.Module:
+        """Do all that vLLM does; what it loads for is known meanwhile."""
+        with engine.loading_for(vllm_config):
+            made: nn.Module = super().load_model(vllm_config=vllm_config, model_config=model_config, **more)
+            return made
+
     def load_weights(self, model: nn.Module, model_config: Any) -> None:
         """Fill `model`. Raises LocateError, FormatError, PlanError, ReadError, FinalizeError, on all ranks the same."""
         ranks = engine.agreement(model_config)
@@ -57,7 +64,7 @@ class TensorferryLoader(engine.BaseModelLoader):
                 with timed(seconds, "open"):
                     checkpoint = until_loaded.enter_context(self._opened(model_config, model))
                 online = engine.quantizes_while_loading(model)
-                load = None if online else planned(model, checkpoint, self.config, engine.has_default_scales)
+                load = None if online else self._planned(model, checkpoint, model_config)
             uses = engine.exchanged(model_config, uses_of(load))
             with ranks.together():
                 if load is not None:
@@ -88,6 +95,10 @@ class TensorferryLoader(engine.BaseModelLoader):
     def _restored(self, checkpoint: Checkpoint, needs: Needs | None) -> Iterator[tuple[str, torch.Tensor]]:
         with checkpoint, closing(restored(checkpoint, needs, self.config)) as tensors:
             yield from tensors
+
+    def _planned(self, model: nn.Module, checkpoint: Checkpoint, model_config: Any) -> Planned:
+        shared = partial(engine.shared_with_served, model, model_config)
+        return planned(model, checkpoint, self.config, engine.has_default_scales, shared)
 
     def _run(self, model: nn.Module, load: Planned, watch: Any) -> Report:
         own = load.own

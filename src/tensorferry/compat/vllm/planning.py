@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
@@ -43,10 +43,15 @@ class Planned:
 
 
 def planned(
-    model: nn.Module, checkpoint: Checkpoint, config: LoadConfig, has_default_scales: HasDefaultScales
+    model: nn.Module,
+    checkpoint: Checkpoint,
+    config: LoadConfig,
+    has_default_scales: HasDefaultScales,
+    shared: Callable[[], Mapping[str, str]] = dict,
 ) -> Planned:
     """Trace the ``load_weights`` of `model` on `model` itself, and return what follows. Touches nothing.
 
+    shared: returns what is taken from another model later, with the reason; asked when the model's loader has run.
     Raises PlanError where the loader fails, as it would when half of the model is filled; all else that does not fit
     is for `refuse_misfit`.
     """
@@ -55,6 +60,7 @@ def planned(
     own = prepare_own(model, checkpoint, config, strict, OwnReading(config))
     if own.traced.failed:
         raise _refused(model, checkpoint, own.traced, left)
+    left |= shared()
     filled = set(own.traced.opaque) | {step.parameter for step in own.traced.plan.steps}
     plan = _settled(model, own.prepared.plan, left)
     # vLLM runs the hooks itself, in its own order.

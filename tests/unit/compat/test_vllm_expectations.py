@@ -1,0 +1,116 @@
+"""What of a vLLM model no checkpoint need hold, and what is missing in spite of that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from helpers.checkpoints import write_safetensors
+from helpers.fake_vllm import FakeVllm, KvCacheMethod
+from helpers.vllm_loading import load
+from tensorferry import PlanError
+
+
+class Attention(nn.Module):
+    """As vLLM's: buffers that the constructor fills, and scales that have a default."""
+
+    def __init__(self, method: object) -> None:
+        super().__init__()
+        self.quant_method = method
+        self.k_scale = nn.Parameter(torch.tensor(-1.0))
+        self.register_buffer("_k_scale", torch.tensor(1.0))
+        self.weight = nn.Parameter(torch.empty(4))
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        for name, value in weights:
+            getattr(self, name).data.copy_(value)
+
+
+def test_buffers_and_scales_of_the_cache_may_be_left_as_they_were_built(vllm: FakeVllm, tmp_path: Path) -> None:
+    write_safetensors(tmp_path / "model.safetensors", {"weight": torch.ones(4)})
+    model = Attention(KvCacheMethod())
+    report = load(vllm, tmp_path, model).report
+    assert report.computed == ("k_scale", "_k_scale")
+    assert report.missing == ()
+    assert [model.state_dict()[n].item() for n in ("k_scale", "_k_scale")] == [-1, 1]
+
+
+def test_any_other_scale_has_to_be_there(vllm: FakeVllm, tmp_path: Path) -> None:
+    write_safetensors(tmp_path / "model.safetensors", {"weight": torch.ones(4)})
+    model = Attention(object())
+    model.weight.data.fill_(77)
+    with pytest.raises(PlanError, match="missing: k_scale"):
+        load(vllm, tmp_path, model)
+    assert bool((model.weight == 77).all())
+
+
+def test_an_entry_at_which_the_loader_fails_does_not_bring_up_what_may_be_missing(
+    vllm: FakeVllm, tmp_path: Path
+) -> None:
+    write_safetensors(tmp_path / "model.safetensors", {"wieght": torch.ones(4)})
+    with pytest.raises(PlanError) as caught:
+        load(vllm, tmp_path, Attention(KvCacheMethod()))
+    assert [p.subject for p in caught.value.problems] == ["wieght", "weight"]
+
+
+def test_scales_of_the_cache_that_the_checkpoint_has_are_loaded(vllm: FakeVllm, tmp_path: Path) -> None:
+    tensors = {"weight": torch.ones(4), "k_scale": torch.tensor(0.5)}
+    write_safetensors(tmp_path / "model.safetensors", tensors)
+    model = Attention(KvCacheMethod())
+    assert load(vllm, tmp_path, model).report.computed == ("_k_scale",)
+    assert model.state_dict()["k_scale"].item() == 0.5
+
+
+class Statistics(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(2)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        own = self.state_dict()
+        for name, value in weights:
+            own[name].copy_(value)
+
+
+def test_the_statistics_of_a_batch_norm_are_no_buffers_that_may_be_missing(vllm: FakeVllm, tmp_path: Path) -> None:
+    tensors = {"norm.weight": torch.ones(2), "norm.bias": torch.ones(2), "norm.running_mean": torch.ones(2)}
+    write_safetensors(tmp_path / "model.safetensors", tensors)
+    with pytest.raises(PlanError, match=r"norm\.running_var"):
+        load(vllm, tmp_path, Statistics())
+
+
+class PaddedExperts(nn.Module):
+    """Two experts of 6 rows, of which kernels want 8, as they say."""
+
+    def __init__(self, unpadded: int) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(2, 8, 4))
+        self.moe_config = SimpleNamespace(
+            hidden_dim=4,
+            hidden_dim_unpadded=4,
+            intermediate_size_per_partition=8,
+            intermediate_size_per_partition_unpadded=unpadded,
+        )
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        for name, value in weights:
+            self.w.data[int(name), : value.shape[0]].copy_(value)
+
+
+def test_the_padding_of_experts_need_not_be_filled(vllm: FakeVllm, tmp_path: Path) -> None:
+    write_safetensors(tmp_path / "model.safetensors", {"0": torch.ones(6, 4), "1": torch.ones(6, 4)})
+    model = PaddedExperts(6)
+    assert load(vllm, tmp_path, model).report.missing == ()
+    assert model.state_dict()["w"].sum().item() == 48
+
+
+@pytest.mark.parametrize("unpadded", [6, 8])
+def test_an_expert_that_is_missing_is_no_padding(vllm: FakeVllm, tmp_path: Path, unpadded: int) -> None:
+    write_safetensors(tmp_path / "model.safetensors", {"0": torch.ones(6, 4)})
+    with pytest.raises(PlanError, match="fills 24 of its 64"):
+        load(vllm, tmp_path, PaddedExperts(unpadded))

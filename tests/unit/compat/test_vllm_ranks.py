@@ -1,0 +1,109 @@
+"""Ranks of vLLM: what they do as one, and who belongs together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from helpers.checkpoints import write_safetensors
+from helpers.fake_vllm import FakeVllm, installed, model_config
+from helpers.old_loaders import NanoModel, nano_checkpoint, poisoned
+from helpers.ranks import Fault, Ranks
+from helpers.vllm_loading import is_untouched, load, rewrite
+from tensorferry import PlanError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return nano_checkpoint(tmp_path)
+
+
+def load_on_a_rank(rank: int, size: int, folders: list[Path]) -> list[str]:
+    import torch.distributed as dist
+
+    with installed() as vllm:
+        vllm.share(size, rank, dist.group.WORLD)
+        model = poisoned(NanoModel(size, rank))
+        try:
+            load(vllm, folders[rank], model)
+        except PlanError as error:
+            return [type(error).__name__, str(error), str(error.touched), str(is_untouched(model))]
+        return ["filled"]
+
+
+def test_ranks_fill_their_parts_together(two_ranks: Ranks, folder: Path) -> None:
+    assert two_ranks.run(load_on_a_rank, [folder, folder]) == [["filled"]] * 2
+
+
+def test_a_rank_whose_checkpoint_lacks_a_tensor_stops_all_before_anything_is_touched(
+    two_ranks: Ranks, tmp_path: Path
+) -> None:
+    for name in ("good", "bad"):
+        (tmp_path / name).mkdir()
+    good, bad = nano_checkpoint(tmp_path / "good"), nano_checkpoint(tmp_path / "bad")
+    rewrite(bad, norm__weight=None)
+    found = two_ranks.run(load_on_a_rank, [good, bad])
+    assert not any(isinstance(one, Fault) for one in found)
+    assert found[0] == found[1]
+    assert found[0][0] == "PlanError"
+    assert found[0][1].startswith("rank 1 of 2: ")
+    assert found[0][2:] == ["False", "True"]
+
+
+class Expert(nn.Module):
+    """Takes what is called like its rank."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.rank = rank
+        self.w = nn.Parameter(torch.empty(4))
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        for name, value in weights:
+            if name == f"experts.{self.rank}":
+                self.w.data.copy_(value)
+
+
+def load_one_expert(rank: int, size: int, folder: Path) -> list[Any]:
+    import torch.distributed as dist
+
+    with installed() as vllm:
+        vllm.share(size, rank, dist.group.WORLD)
+        report = load(vllm, folder, Expert(rank), strictness={"unexpected": "warn"}).report
+        return [report.bytes_needed, report.unexpected, report.dropped]
+
+
+def test_experts_of_another_rank_are_not_read_and_not_unexpected(two_ranks: Ranks, tmp_path: Path) -> None:
+    experts = {f"experts.{n}": torch.ones(4) for n in range(3)}
+    write_safetensors(tmp_path / "model.safetensors", experts)
+    first, second = two_ranks.run(load_one_expert, tmp_path)
+    assert first == [16, ("experts.2",), {"experts.1": "another rank needs it"}]
+    assert second == [16, ("experts.2",), {"experts.0": "another rank needs it"}]
+
+
+@pytest.mark.parametrize("drafted", [False, True])
+def test_ranks_of_the_last_stage_agree_on_a_draft_model_alone(vllm: FakeVllm, folder: Path, drafted: bool) -> None:
+    from tensorferry.compat.vllm import engine
+
+    served = model_config(folder)
+    vllm.config = SimpleNamespace(model_config=served, parallel_config=SimpleNamespace(data_parallel_size=1))
+    vllm.share(4, 3)
+    vllm.groups["tp"] = SimpleNamespace(world_size=2, rank_in_group=1, cpu_group=None)
+    asked = engine.agreement(model_config(folder) if drafted else served)
+    assert repr(asked._ranks) == ("Ranks(size=2, rank=1)" if drafted else "Ranks(size=4, rank=3)")
+
+
+def test_replicas_of_data_parallelism_do_not_wait_for_each_other(vllm: FakeVllm, folder: Path) -> None:
+    from tensorferry.compat.vllm import engine
+
+    served = model_config(folder)
+    vllm.config = SimpleNamespace(model_config=served, parallel_config=SimpleNamespace(data_parallel_size=2))
+    vllm.share(4, 3)
+    vllm.groups["inner_dp_world"] = SimpleNamespace(world_size=2, rank_in_group=1, cpu_group=None)
+    assert repr(engine.agreement(served)._ranks) == "Ranks(size=2, rank=1)"
