@@ -46,6 +46,8 @@ logger = logging.getLogger(__name__)
 _BATCHES, _LEAST_READ = 64, 1 << 20
 """Batches that a load is made of at least, so that threads share it evenly and little of a small one is staged at
 once; and bytes below which batches are not cut for that."""
+_LITTLE = 64 << 20
+"""Bytes of a checkpoint that are read in a moment, so that making values for its tensors is most of the work."""
 
 
 def load(
@@ -77,7 +79,7 @@ def load(
     refuse_nonsense(model, rules, strict)
     telling = progress_of(progress)
     device_for(model, device)
-    with opened(path, options, opening) as checkpoint:
+    with opened(path, options, opening) as checkpoint, _paused_for_little(checkpoint):
         seconds: dict[str, float] = {}
         with timed(seconds, "verify") if verify else nullcontext():
             verified = verify_files(checkpoint, progress=telling).summary if verify else Prepared.verified
@@ -126,15 +128,15 @@ def run(
     made, options = prepared.plan, prepared.checkpoint.options
     refuse_misfit(prepared)
     settled = device_for(model, device)
-    refuse_unwritable(made, {p.name: p.tensor for p in places(model)})
     seconds = dict(prepared.seconds)
     executor = executor or ThreadedExecutor.of(options)
-    parameters = _memory(model, prepared, settled, memory)
-    mapped = _mapped(prepared, parameters)
     with timed(seconds, "schedule"), collector_paused():
+        refuse_unwritable(made, {p.name: p.tensor for p in places(model)})
+        parameters = _memory(model, prepared, settled, memory)
+        mapped = _mapped(prepared, parameters)
         schedule = _lowered(_without(made, mapped), options)
-    expected = {s.parameter for s in made.steps}
-    completion = Completion(model, prepared.target, expected, done=prepared.processed, then=processed)
+        expected = {s.parameter for s in made.steps}
+        completion = Completion(model, prepared.target, expected, done=prepared.processed, then=processed)
 
     def ready(name: str) -> None:
         parameters.release(name)
@@ -161,6 +163,11 @@ def run(
         logger.warning("%s: %s", where, shown(warning, 1000))
     logger.info("loaded %s in %.2f s", where, sum(report.seconds.values()))
     return report
+
+
+def _paused_for_little(checkpoint: Checkpoint) -> AbstractContextManager[None]:
+    """Return what pauses the collector for a load, but where that may take long: other threads make garbage, too."""
+    return collector_paused() if checkpoint.catalogue.nbytes <= _LITTLE else nullcontext()
 
 
 def _memory(
@@ -251,7 +258,7 @@ def _unfilled(parameters: Materialized, made: Plan) -> dict[str, str]:
 
 
 def _devices(model: nn.Module) -> dict[str, int]:
-    return dict(Counter(str(p.tensor.device) for p in places(model)))
+    return {str(device): n for device, n in Counter(p.tensor.device for p in places(model)).items()}
 
 
 def _report(

@@ -70,7 +70,7 @@ def prepare(
     refuse_processed(model, checkpoint)
     seconds: dict[str, float] = {}
     compared = _Compared(checkpoint)
-    with timed(seconds, "describe"):
+    with timed(seconds, "describe"), collector_paused():
         how = adapted or _adapted(model, checkpoint, target, rules)
     catalogue = checkpoint.catalogue if how.catalogue is None else how.catalogue
     with timed(seconds, "plan"), collector_paused():

@@ -72,7 +72,7 @@ def whole_entry(number: int, step: Step, dtype: DType, cost: ReadCost) -> Work |
     span, (length, strides) = entry.span, _row_major(entry.shape, entry.dtype.block_bytes)
     if span is None or length > cost.max_read:
         return None
-    box, plain = region.box, entry.dtype == dtype
+    box, plain = region.box, entry.dtype is dtype or entry.dtype == dtype
     room = 0 if plain or not span.offset % entry.dtype.block_bytes else length
     only = Range(span.file, span.offset, length, length, 1, 0, 0, strides, box)
     return Work(step.parameter.rpartition(".")[0], number, box, (box,), (only,), plain, room)

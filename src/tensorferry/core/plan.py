@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple, get_args
 
 from tensorferry.core.amounts import counted
@@ -137,7 +137,7 @@ class Plan:
             if step.sources:
                 source = step.sources[0].entry.dtype if step.via is None else _made(step).dtype
                 target = self.parameters[step.parameter].dtype
-                if source != target:
+                if source is not target and source != target:
                     pairs[source, target] += 1
         return pairs
 
@@ -148,8 +148,9 @@ class Plan:
         Problems and reasons are words for people and take no part.
         """
         digest = hashlib.sha256()
+        said = lru_cache(maxsize=1024)(repr)  # few regions differ where there are many steps
         for step in self.steps:
-            digest.update(_canonical(step).encode())
+            digest.update(_canonical(step, said).encode())
         for name, spec in sorted(self.parameters.items()):
             digest.update(f"{name}\0{spec.dtype}\0{spec.shape}\n".encode())
         for pair in sorted(self.aliases.items()):
@@ -186,10 +187,17 @@ def _made(step: Step) -> TensorSpec:
     return step.via.infer([TensorSpec(s.entry.dtype, s.entry.shape) for s in step.sources])
 
 
-def _canonical(step: Step) -> str:
-    read = [(e.name, e.dtype.name, e.shape, [(c.box, c.span, c.strides) for c in e.chunks], r) for e, r in step.sources]
+def _canonical(step: Step, said: Callable[[Region | None], str]) -> str:
+    """Return the ``repr`` of all that a step is, put together of that of its parts; said: ``repr`` of a region."""
+    read = ", ".join([_read(source, said) for source in step.sources])
     via = step.via and step.via.to_json()
-    return repr((step.parameter, step.into, read, via, step.window, step.fill)) + "\n"
+    return f"({step.parameter!r}, {said(step.into)}, [{read}], {via!r}, {said(step.window)}, {step.fill!r})\n"
+
+
+def _read(source: Source, said: Callable[[Region | None], str]) -> str:
+    entry, region = source
+    chunks = [(c.box, c.span, c.strides) for c in entry.chunks]
+    return f"({entry.name!r}, {entry.dtype.name!r}, {entry.shape!r}, {chunks!r}, {said(region)})"
 
 
 def describe_problems(problems: Sequence[Problem], *, limit: int = 30) -> str:

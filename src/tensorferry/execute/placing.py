@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from math import prod
 
 import torch
@@ -92,8 +93,12 @@ def plain_part(plan: Plan, task: Task, parameter: torch.Tensor) -> torch.Tensor 
         return None
     source, piece = step.sources[0], task.inputs[0].pieces[0]
     target = plan.parameters[step.parameter].dtype
+    region = source.region
     if source.entry.dtype != target or not _row_major(piece.box.shape, piece.strides):
         return None
+    whole = piece.box is region.box and step.into is region and region.is_whole and target.block == 1
+    if whole and parameter.shape == region.view:
+        return parameter if parameter.is_contiguous() else None  # as most are
     into = region_of(parameter, step.into, target)
     box = blocks_to_torch(piece.box, target).relative_to(to_torch(source.region, target).box)
     shape = to_torch(source.region, target).shape
@@ -109,6 +114,7 @@ def plain_part(plan: Plan, task: Task, parameter: torch.Tensor) -> torch.Tensor 
     return into if into.is_contiguous() else None
 
 
+@lru_cache(maxsize=1024)
 def _row_major(shape: Shape, strides: Shape) -> bool:
     step = 1
     for n, s in zip(reversed(shape), reversed(strides), strict=True):

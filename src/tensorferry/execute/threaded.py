@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import NamedTuple, Self
 
 import torch
@@ -218,19 +219,24 @@ class _Run:
     def _sort_out(self, batch: Batch) -> tuple[dict[int, _Tiling], list[Task]]:
         """Return the reads that can go straight into parameters, with where, and the tasks that are left."""
         plan = self.schedule.plan
-        users: dict[int, list[tuple[int, torch.Tensor | None, Task]]] = defaultdict(list)
+        users: dict[int, list[_Use]] = defaultdict(list)
         for task in batch.tasks:
             parameter = self.parameters[plan.steps[task.step].parameter]
             into = in_place(plan, task, parameter)
             for part in task.inputs:
                 for piece in part.pieces:
-                    users[piece.read].append((piece.offset, into, task))
+                    users[piece.read].append((piece.offset, into))
         direct: dict[int, _Tiling] = {}
         for n, uses in users.items():
             tiling = _tiling(uses, batch.reads[n].length)
             if tiling is not None:
                 direct[n] = tiling
-        rest = [t for t in batch.tasks if not t.inputs or any(p.read not in direct for i in t.inputs for p in i.pieces)]
+        left = direct.keys() != users.keys()
+        rest = [
+            task
+            for task in batch.tasks
+            if not task.inputs or (left and any(p.read not in direct for i in task.inputs for p in i.pieces))
+        ]
         return direct, rest
 
 
@@ -266,17 +272,22 @@ class _Tiling(NamedTuple):
     placed: int
 
 
-def _tiling(uses: list[tuple[int, torch.Tensor | None, Task]], length: int) -> _Tiling | None:
+_Use = tuple[int, torch.Tensor | None]
+"""Where in a read a piece begins, and the memory that it goes to as it is; None where it does not."""
+
+
+def _tiling(uses: list[_Use], length: int) -> _Tiling | None:
     """Return what takes up a read of `length` bytes without staging.
 
     None where some of the bytes have to be staged.
     """
     at, placed, targets = 0, 0, []
-    for offset, into, _ in sorted(uses, key=lambda use: use[0]):
+    for offset, into in sorted(uses, key=itemgetter(0)):
         if into is None or offset < at:
             return None
         if offset > at:
             targets.append(torch.empty(offset - at, dtype=torch.uint8, device="cpu"))
         targets.append(into)
-        at, placed = offset + into.nbytes, placed + into.nbytes
+        nbytes = into.nbytes
+        at, placed = offset + nbytes, placed + nbytes
     return _Tiling(targets, placed) if at == length else None

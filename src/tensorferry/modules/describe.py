@@ -19,6 +19,10 @@ from tensorferry.numerics.torch_dtypes import dtype_of, logical_shape
 __all__ = ["DeclaresSlots", "Place", "declares_slots", "describe", "identity_of", "offers", "places", "walked"]
 
 
+_PLAIN_TENSORS = (nn.Parameter, torch.Tensor)
+"""Classes of which nothing has to be asked; asking whether something is a parameter takes torch a while."""
+
+
 @runtime_checkable
 class DeclaresSlots(Protocol):
     """A layer that says how its parameters are laid out: which part each logical tensor feeds."""
@@ -101,12 +105,16 @@ def describe(model: nn.Module) -> Target:
         if not place.persistent:
             continue
         tensor = place.tensor
-        if is_lazy(tensor):
+        plain = type(tensor) in _PLAIN_TENSORS
+        if not plain and is_lazy(tensor):
             raise PlanError(
                 f"{place.name} has no shape yet, as {type(place.module).__name__} finds it out from its first input: "
                 "run the model once before loading, or give the module its sizes"
             )
-        dtype = tensor.dtype_of_blocks if isinstance(tensor, PackedParameter) else dtype_of(tensor.dtype)
+        if not plain and isinstance(tensor, PackedParameter):
+            dtype = tensor.dtype_of_blocks
+        else:
+            dtype = dtype_of(tensor.dtype)
         shape = logical_shape(dtype, tuple(tensor.shape))
         owner = owners.setdefault(identity_of(tensor), place.name)
         if owner != place.name:

@@ -14,7 +14,7 @@ from tensorferry.core.amounts import few
 from tensorferry.core.names import fold
 from tensorferry.core.target import Target, owner_of
 from tensorferry.errors import FinalizeError
-from tensorferry.modules.describe import offers, places
+from tensorferry.modules.describe import offers, places, walked
 from tensorferry.modules.processed import noting_changes
 from tensorferry.numerics.memory import return_free_memory
 
@@ -186,9 +186,9 @@ def derive_buffers(model: nn.Module, device: torch.device) -> list[str]:
 
     Raises FinalizeError naming buffers of modules that do not say how: see `DerivesBuffers`.
     """
-    empty = [p for p in places(model) if not p.persistent and p.tensor.is_meta]
-    if not empty:
+    if not any(module._non_persistent_buffers_set for _, module in walked(model)):
         return []
+    empty = [p for p in places(model) if not p.persistent and p.tensor.is_meta]
     modules = {id(p.module): p.module for p in empty}
     for module in modules.values():
         if _derives_buffers(module):

@@ -141,7 +141,7 @@ class Materialized(Mapping[str, torch.Tensor]):
 
 def _dressed(made: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Return `made` with the class and attributes of `like`."""
-    if isinstance(like, nn.Parameter):
+    if type(like) is nn.Parameter or isinstance(like, nn.Parameter):
         with _outside_inference():
             made = nn.Parameter(made, requires_grad=like.requires_grad)
     if type(like) is not type(made):
