@@ -28,7 +28,7 @@ from tensorferry.execute.lying import beginnings
 from tensorferry.execute.mapping import mapped_parameters
 from tensorferry.execute.placing import refuse_unwritable
 from tensorferry.execute.threaded import ThreadedExecutor
-from tensorferry.modules.describe import places
+from tensorferry.modules.describe import tensors_of
 from tensorferry.modules.finalize import Completion, refuse_unfilled
 from tensorferry.modules.materialize import LARGE, Materialized
 from tensorferry.modules.surroundings import device_for
@@ -131,8 +131,8 @@ def run(
     seconds = dict(prepared.seconds)
     executor = executor or ThreadedExecutor.of(options)
     with timed(seconds, "schedule"), collector_paused():
-        refuse_unwritable(made, {p.name: p.tensor for p in places(model)})
         parameters = _memory(model, prepared, settled, memory)
+        refuse_unwritable(made, parameters.hanging)
         mapped = _mapped(prepared, parameters)
         schedule = _lowered(_without(made, mapped), options)
         expected = {s.parameter for s in made.steps}
@@ -258,7 +258,7 @@ def _unfilled(parameters: Materialized, made: Plan) -> dict[str, str]:
 
 
 def _devices(model: nn.Module) -> dict[str, int]:
-    return {str(device): n for device, n in Counter(p.tensor.device for p in places(model)).items()}
+    return {str(device): n for device, n in Counter(t.device for t in tensors_of(model)).items()}
 
 
 def _report(

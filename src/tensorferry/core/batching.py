@@ -97,6 +97,10 @@ def _bounded(works: Sequence[Work], cost: ReadCost, max_staging: int) -> Iterato
 
 
 def _batch(works: Sequence[Work], cost: ReadCost) -> Batch:
+    room = max([w.room for w in works])
+    read = one_read(works, cost)
+    if read is not None:
+        return Batch((read,), tuple([_task_of_one(w, 0, read.offset) for w in works]), read.length + room)
     plain: dict[_Key, bool] = {}
     for work in works:
         for r in work.ranges:
@@ -109,8 +113,25 @@ def _batch(works: Sequence[Work], cost: ReadCost) -> Batch:
             reading.append(_Reading(key, plain[key]))
         where[key] = len(reading) - 1
     reads = tuple(one.read for one in reading)
-    room = max((w.room for w in works), default=0)
     return Batch(reads, tuple(task_of(w, reads, where) for w in works), sum(r.length for r in reads) + room)
+
+
+def one_read(works: Sequence[Work], cost: ReadCost) -> Read | None:
+    """Return the read that brings all of `works`, where each takes one range, in order, and no two differ in kind.
+
+    That is so of most batches, and of all of those with very many works. None for others, of which `_Reading` may make
+    one read as well.
+    """
+    file, start, *_ = works[0].ranges[0]
+    plain, end, used = works[0].plain, start, 0
+    for work in works:
+        that, offset, length, needed, times, *_ = work.ranges[0]
+        if offset < end or times > 1 or len(work.ranges) > 1 or work.plain is not plain or that != file:
+            return None
+        gap, end, used = offset - end, offset + length, used + needed
+        if gap and not cost.joins(gap, end - start, used):
+            return None
+    return Read(file, start, end - start) if len(works) == 1 or end - start <= cost.max_read else None
 
 
 class _Reading:
@@ -147,13 +168,18 @@ class _Reading:
 def task_of(work: Work, reads: Sequence[Read], where: Mapping[_Key, int]) -> Task:
     """Return the task that does `work` when `reads` have come; where: which of them brings a range."""
     if len(work.ranges) == len(work.boxes) == 1:
-        (r,) = work.ranges
-        n = where[r.key]
-        piece = Piece(n, r.offset - reads[n].offset, r.strides, r.box)
-        return Task(work.step, work.out, (Input(0, work.boxes[0], (piece,)),))
+        n = where[work.ranges[0].key]
+        return _task_of_one(work, n, reads[n].offset)
     pieces: list[list[Piece]] = [[] for _ in work.boxes]
     for r in work.ranges:
         n = where[r.key]
         pieces[r.source].append(Piece(n, r.offset - reads[n].offset, r.strides, r.box))
     inputs = tuple(Input(i, box, tuple(p)) for i, (box, p) in enumerate(zip(work.boxes, pieces, strict=True)))
     return Task(work.step, work.out, inputs)
+
+
+def _task_of_one(work: Work, read: int, begin: int) -> Task:
+    """Return the task of a work with one range, which the read of that number brings, from `begin` of a file on."""
+    r = work.ranges[0]
+    piece = Piece(read, r.offset - begin, r.strides, r.box)
+    return Task(work.step, work.out, (Input(0, work.boxes[0], (piece,)),))

@@ -34,12 +34,14 @@ def lower(plan: Plan, *, max_gap: int, max_read: int, max_staging: int, waste: f
     unread: list[Task] = []
     works: list[Work] = []
     for number, step in enumerate(plan.steps):
+        dtype = plan.parameters[step.parameter].dtype
+        if (whole := whole_entry(number, step, dtype, cost)) is not None:
+            works.append(whole)
+            continue
         if not step.sources or not step.into.size:
             unread.append(Task(number, None, ()))
             continue
-        dtype = plan.parameters[step.parameter].dtype
-        whole = whole_entry(number, step, dtype, cost)
-        for work in _works(number, step, dtype, cost) if whole is None else (whole,):
+        for work in _works(number, step, dtype, cost):
             if work.ranges:
                 works.append(work)
             else:
@@ -66,11 +68,13 @@ def whole_entry(number: int, step: Step, dtype: DType, cost: ReadCost) -> Work |
 
     None for all others. Equal to what comes of cutting the entry; found sooner.
     """
+    if step.via is not None or not step.sources:
+        return None
     entry, region = step.sources[0]
-    if step.via is not None or entry.dtype.block > 1 or region.view != entry.shape or not region.is_whole:
+    if entry.dtype.block > 1 or region.view != entry.shape or not region.is_whole:
         return None
     span, (length, strides) = entry.span, _row_major(entry.shape, entry.dtype.block_bytes)
-    if span is None or length > cost.max_read:
+    if span is None or not 0 < length <= cost.max_read:
         return None
     box, plain = region.box, entry.dtype is dtype or entry.dtype == dtype
     room = 0 if plain or not span.offset % entry.dtype.block_bytes else length

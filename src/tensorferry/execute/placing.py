@@ -94,11 +94,13 @@ def plain_part(plan: Plan, task: Task, parameter: torch.Tensor) -> torch.Tensor 
     source, piece = step.sources[0], task.inputs[0].pieces[0]
     target = plan.parameters[step.parameter].dtype
     region = source.region
-    if source.entry.dtype != target or not _row_major(piece.box.shape, piece.strides):
+    if source.entry.dtype is not target and source.entry.dtype != target:
         return None
     whole = piece.box is region.box and step.into is region and region.is_whole and target.block == 1
-    if whole and parameter.shape == region.view:
-        return parameter if parameter.is_contiguous() else None  # as most are
+    if whole and parameter.shape == region.view:  # as most are
+        return parameter if parameter.is_contiguous() and _row_major(region.view, piece.strides) else None
+    if not _row_major(piece.box.shape, piece.strides):
+        return None
     into = region_of(parameter, step.into, target)
     box = blocks_to_torch(piece.box, target).relative_to(to_torch(source.region, target).box)
     shape = to_torch(source.region, target).shape

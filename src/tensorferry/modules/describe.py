@@ -16,7 +16,7 @@ from tensorferry.errors import PlanError
 from tensorferry.modules.packed import PackedParameter
 from tensorferry.numerics.torch_dtypes import dtype_of, logical_shape
 
-__all__ = ["DeclaresSlots", "Place", "declares_slots", "describe", "identity_of", "offers", "places", "walked"]
+__all__ = ["DeclaresSlots", "Place", "declares_slots", "describe", "identity_of", "offers", "places", "tensors_of", "walked"]
 
 
 _PLAIN_TENSORS = (nn.Parameter, torch.Tensor)
@@ -68,6 +68,15 @@ def places(model: nn.Module) -> Iterator[Place]:
             if buffer is not None:
                 kept = leaf not in module._non_persistent_buffers_set
                 yield Place(prefix + leaf, module, leaf, buffer, kept, False)
+
+
+def tensors_of(model: nn.Module) -> Iterator[torch.Tensor]:
+    """Yield the tensors of `places`, in their order."""
+    for _, module in walked(model):
+        for tensors in (module._parameters, module._buffers):
+            for tensor in tensors.values():
+                if tensor is not None:
+                    yield tensor
 
 
 def walked(model: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -176,6 +185,6 @@ def _scalars(shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
 
 def identity_of(tensor: torch.Tensor) -> object:
     """Tensors with equal identities share their values: one object, or one piece of memory."""
-    if tensor.device.type == "meta" or tensor.numel() == 0:
+    if tensor.is_meta or tensor.numel() == 0:
         return id(tensor)
     return tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype

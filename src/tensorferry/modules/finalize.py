@@ -14,7 +14,7 @@ from tensorferry.core.amounts import few
 from tensorferry.core.names import fold
 from tensorferry.core.target import Target, owner_of
 from tensorferry.errors import FinalizeError
-from tensorferry.modules.describe import offers, places, walked
+from tensorferry.modules.describe import offers, places, tensors_of, walked
 from tensorferry.modules.processed import noting_changes
 from tensorferry.numerics.memory import return_free_memory
 
@@ -208,8 +208,8 @@ def refuse_unfilled(model: nn.Module, unfilled: Mapping[str, str]) -> None:
 
     unfilled: names that got memory from us and not all of their values, with the reason of each.
     """
-    meta = [p.name for p in places(model) if p.tensor.is_meta]
-    if meta or unfilled:
+    if unfilled or any(tensor.is_meta for tensor in tensors_of(model)):
+        meta = [p.name for p in places(model) if p.tensor.is_meta]
         names = few((f.text for f in fold([*meta, *unfilled])), 8)
         raise FinalizeError(
             f"nothing filled {names}: the checkpoint does not hold them and the model does not compute them; "

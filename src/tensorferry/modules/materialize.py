@@ -22,6 +22,7 @@ _ALIGNED = 64
 LARGE = 1 << 20
 """Bytes of tensors from which on it matters where they lie in memory."""
 _REGISTERED = {"_parameters", "_buffers", "_modules"}
+_DENSE = {nn.Parameter, torch.Tensor}
 _CONTAINERS = {list, dict}
 _Holder = tuple[Any, Any]  # a list or dict, and the index or key at which a tensor is kept in it
 
@@ -92,10 +93,15 @@ class Materialized(Mapping[str, torch.Tensor]):
         return self._device if tensor.is_meta else tensor.device
 
     @property
+    def hanging(self) -> dict[str, torch.Tensor]:
+        """The tensors as they are, and hang in the model, before they are looked up."""
+        return {name: hanging[0].tensor for name, hanging in self._places.items()}
+
+    @property
     def replaceable(self) -> set[str]:
         """Names of the tensors without memory that `adopt` takes another one for: on meta, contiguous, for the CPU."""
-        tensors = {name: hanging[0].tensor for name, hanging in self._places.items() if name not in self._shares}
-        return {n for n, t in tensors.items() if t.is_meta and t.is_contiguous() and self._device.type == "cpu"}
+        tensors = self.hanging.items() if self._device.type == "cpu" else ()
+        return {n for n, t in tensors if t.is_meta and t.is_contiguous() and n not in self._shares}
 
     def adopt(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Hang tensors that are whole, such as views of mapped files, in the places of those that are `replaceable`."""
@@ -127,7 +133,11 @@ class Materialized(Mapping[str, torch.Tensor]):
         if device.type == "cpu" and like.nbytes >= LARGE and like.is_contiguous() and (suits or self._huge_pages):
             return _dressed(empty_at(begin if suits else 0, tuple(like.shape), like.dtype, self._huge_pages), like)
         with _outside_inference():
-            return _dressed(torch.empty_like(like.detach(), device=device), like)
+            if type(like) in _DENSE and like.is_contiguous():  # for tensors on meta, empty_like is slow
+                made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device)
+            else:
+                made = torch.empty_like(like.detach(), device=device)
+            return _dressed(made, like)
 
     def _hung(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         for place in self._places[name]:
