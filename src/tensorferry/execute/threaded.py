@@ -28,7 +28,7 @@ from tensorferry.execute.device import DeviceExecutor, any_on_devices
 from tensorferry.execute.placing import in_place, perform
 from tensorferry.execute.pool import PATIENCE, Readers
 from tensorferry.execute.staging import Staging
-from tensorferry.execute.ways import Ways
+from tensorferry.execute.ways import Ways, shared_reads
 from tensorferry.numerics.dequantize import foresee
 from tensorferry.numerics.memory import bytes_of, return_free_memory
 from tensorferry.progress import SILENT, Progress
@@ -190,6 +190,7 @@ class _Run:
 
     def _moved(self, batch: Batch) -> Counters:
         direct, rest = self._sort_out(batch)
+        shared = shared_reads(self.schedule.plan, batch) if len(direct) < len(batch.reads) else ()
         where, size = _layout([None if n in direct else r for n, r in enumerate(batch.reads)])
         counters = Counters()
         with self.staging.lend(size, room=batch.room) as block:
@@ -199,7 +200,7 @@ class _Run:
                     return counters
                 outs = direct[n].outs if n in direct else [staged[n]]
                 with reading_for(self._entries(batch, n)):
-                    _read(self.ways, read, [bytes_of(out) for out in outs], counters)
+                    _read(self.ways, read, [bytes_of(out) for out in outs], counters, shared=n in shared)
                 counters.direct_bytes += direct[n].placed if n in direct else 0
                 counters.copied_bytes += 0 if n in direct else read.length
                 counters.bytes_read += read.length
@@ -240,9 +241,9 @@ class _Run:
         return direct, rest
 
 
-def _read(ways: Ways, read: Read, outs: Sequence[memoryview], counters: Counters) -> None:
+def _read(ways: Ways, read: Read, outs: Sequence[memoryview], counters: Counters, *, shared: bool) -> None:
     if read.times == 1:
-        ways.read(read.file, read.offset, outs, counters)
+        ways.read(read.file, read.offset, outs, counters, shared=shared)
         return
     (out,) = outs  # runs are joined with nothing else, so there are no holes
     ways.read_runs(read.file, read.offset, read.stride, read.run, out, counters)

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tensorferry.config import Direct
+from tensorferry.core.plan import Plan
+from tensorferry.core.schedule import Batch
 from tensorferry.errors import ConfigError
 from tensorferry.execute.base import Counters
 from tensorferry.storage.base import Storage, SupportsUncached
 from tensorferry.storage.reading import read_runs, scatter
 
-__all__ = ["Ways"]
+__all__ = ["Ways", "shared_reads"]
 
 _LEAST = 256 << 10
 """Bytes below which a read goes through the page cache: a look, and bytes on either side, would cost too much of it."""
@@ -21,7 +23,23 @@ _PIECE = 16 << 10
 """Bytes that the buffers of a direct read have at least, on average: each of them costs us more than the kernel."""
 _CACHED = 0.5
 """Share of a range from which on it counts as cached."""
+_OWN = 0.75
+"""Share of a read from which on it counts as this rank's own."""
 _DIRECT = "direct"
+
+
+def shared_reads(plan: Plan, batch: Batch) -> set[int]:
+    """Return the numbers of those reads of `batch` of which a good part is not needed: other ranks need that.
+
+    They make the same reads, and storage that ranks share gives the bytes once where these go through its cache.
+    """
+    needed = dict.fromkeys(range(len(batch.reads)), 0)
+    for task in batch.tasks:
+        for part in task.inputs:
+            block = plan.steps[task.step].sources[part.source].entry.dtype.block_bytes
+            for piece in part.pieces:
+                needed[piece.read] += piece.box.size * block
+    return {n for n, nbytes in needed.items() if nbytes < _OWN * batch.reads[n].length}
 
 
 @dataclass(frozen=True)
@@ -44,10 +62,17 @@ class Ways:
                 why = found.why if found else "its storage knows no such reads"
                 raise ConfigError(f"direct 'always': {file} cannot be read past the page cache: {why}; use 'auto'")
 
-    def read(self, path: str, offset: int, outs: Sequence[memoryview], counters: Counters) -> None:
-        """Fill `outs` from one range of `path`, and count how it was read. Raises ReadError."""
+    def read(
+        self, path: str, offset: int, outs: Sequence[memoryview], counters: Counters, *, shared: bool = False
+    ) -> None:
+        """Fill `outs` from one range of `path`, and count how it was read. Raises ReadError.
+
+        shared: whether others are likely to read the same bytes, and should find them in the page cache.
+        """
         length = sum(out.nbytes for out in outs)
         way = self._way(path, offset, length, len(outs))
+        if way == _DIRECT and shared and self.direct == "auto" and self.keep_cache:
+            way = "buffered: shared"
         cache, copied = self._cache, None
         if way == _DIRECT and cache is not None:
             copied = cache.read_uncached(path, offset, outs)

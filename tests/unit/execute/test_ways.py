@@ -8,11 +8,17 @@ from typing import get_args
 
 import pytest
 
+from helpers.core_values import columns as columns_of
+from helpers.core_values import entry as entry_of
 from helpers.memory_storage import MemoryStorage
 from tensorferry.config import Direct
+from tensorferry.core.boxes import Region
+from tensorferry.core.lower import lower
+from tensorferry.core.plan import Plan, Source, Step
+from tensorferry.core.transforms import TensorSpec
 from tensorferry.errors import ConfigError
 from tensorferry.execute.base import Counters
-from tensorferry.execute.ways import Ways
+from tensorferry.execute.ways import Ways, shared_reads
 from tensorferry.storage.base import SupportsUncached, Uncached
 
 MIB = 1 << 20
@@ -135,3 +141,25 @@ def test_runs_at_equal_distances_go_through_the_cache_and_leave_no_trace() -> No
     assert bytes(out) == DATA[5:15] + DATA[105:115] + DATA[205:215]
     assert counters.ways == {"buffered: short runs": 30}
     assert storage.forgotten == [(4096, 8192)]
+
+
+def test_what_other_ranks_read_too_goes_through_the_cache_that_they_share() -> None:
+    def shared(ways: Ways) -> Counters:
+        counters = Counters()
+        ways.read("f", 0, [memoryview(bytearray(MIB))], counters, shared=True)
+        return counters
+
+    assert shared(Ways(CachedStorage())).ways == {"buffered: shared": MIB}
+    assert shared(Ways(CachedStorage(share=1.0))).ways == {"cached": MIB}
+    assert shared(Ways(CachedStorage(), "always")).ways == {"direct": MIB}
+    assert shared(Ways(CachedStorage(), keep_cache=False)).ways == {"direct": MIB}
+
+
+@pytest.mark.parametrize(("columns", "expected"), [(4, {0}), (7, set())])
+def test_a_read_is_shared_where_a_good_part_of_it_is_not_needed(columns: int, expected: set[int]) -> None:
+    entry, part = entry_of("w", (4, 8)), columns_of((4, 8), 0, columns)
+    step = Step("w", Region.whole(part.shape), (Source(entry, part),))
+    plan = Plan((step,), {"w": TensorSpec(entry.dtype, part.shape)})
+    (batch,) = lower(plan, max_gap=64, max_read=MIB, max_staging=MIB, waste=4.0).batches
+    assert len(batch.reads) == 1
+    assert shared_reads(plan, batch) == expected
