@@ -7,12 +7,14 @@ import errno
 import mmap
 import os
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from tensorferry.errors import ReadError
 from tensorferry.storage.direct import DirectFile, Filled, open_direct
 from tensorferry.storage.direct import fill as fill_direct
+from tensorferry.storage.touching import PIECE, in_touched_pieces
 
 __all__ = ["Handle", "fill", "mapped", "place_of", "read_as_asked"]
 
@@ -68,6 +70,33 @@ def fill(fd: int, label: str, offset: int, views: list[memoryview]) -> int:
     except OSError as error:
         raise ReadError(f"{label}: {error.strerror}, while reading at offset {offset + done}") from None
     return done
+    done = 0
+    for group in _groups(views):
+        wanted = sum(map(len, group))
+        got = _fill(fd, label, offset + done, group)
+        done += got
+        if got < wanted:
+            break
+    return done
+
+
+def _groups(views: list[memoryview]) -> Iterator[list[memoryview]]:
+    """Yield the views that one call fills: large ones in memory that nobody has touched are filled piece by piece."""
+    group: list[memoryview] = []
+    for view in views:
+        if len(view) < PIECE:
+            group.append(view)
+            continue
+        if group:
+            yield group
+            group = []
+        for piece in in_touched_pieces(view):
+            yield [piece]
+    if group:
+        yield group
+
+
+def _fill(fd: int, label: str, offset: int, views: list[memoryview]) -> int:
 
 
 def _advance(views: list[memoryview], first: int, got: int) -> int:
