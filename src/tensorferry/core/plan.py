@@ -189,15 +189,15 @@ def _made(step: Step) -> TensorSpec:
 
 def _canonical(step: Step, said: Callable[[Region | None], str]) -> str:
     """Return the ``repr`` of all that a step is, put together of that of its parts; said: ``repr`` of a region."""
-    read = ", ".join([_read(source, said) for source in step.sources])
+    into = said(step.into)
+    read = ", ".join([_read(e, into if region is step.into else said(region)) for e, region in step.sources])
     via = step.via and step.via.to_json()
-    return f"({step.parameter!r}, {said(step.into)}, [{read}], {via!r}, {said(step.window)}, {step.fill!r})\n"
+    return f"({step.parameter!r}, {into}, [{read}], {via!r}, {said(step.window)}, {step.fill!r})\n"
 
 
-def _read(source: Source, said: Callable[[Region | None], str]) -> str:
-    entry, region = source
-    chunks = [(c.box, c.span, c.strides) for c in entry.chunks]
-    return f"({entry.name!r}, {entry.dtype.name!r}, {entry.shape!r}, {chunks!r}, {said(region)})"
+def _read(entry: TensorEntry, region: str) -> str:
+    chunks = ", ".join([f"({c.box!r}, {c.span!r}, {c.strides!r})" for c in entry.chunks])
+    return f"({entry.name!r}, {entry.dtype.name!r}, {entry.shape!r}, [{chunks}], {region})"
 
 
 def describe_problems(problems: Sequence[Problem], *, limit: int = 30) -> str:

@@ -187,4 +187,4 @@ def identity_of(tensor: torch.Tensor) -> object:
     """Tensors with equal identities share their values: one object, or one piece of memory."""
     if tensor.is_meta or tensor.numel() == 0:
         return id(tensor)
-    return tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
+    return tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype

@@ -61,8 +61,9 @@ class Materialized(Mapping[str, torch.Tensor]):
         self.touched = False
         """Whether any tensor was looked up, and so may have been written to."""
         for place in places(model):
-            if place.name in target:
-                self._places[owner_of(target, place.name)].append(place)
+            if (wanted := target.get(place.name)) is not None:
+                owner = place.name if wanted.alias_of is None else owner_of(target, place.name)
+                self._places[owner].append(place)
         self._names = list(self._places)
         owners: dict[object, str] = {}
         self._shares: set[str] = set()
@@ -141,10 +142,11 @@ class Materialized(Mapping[str, torch.Tensor]):
 
     def _hung(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         for place in self._places[name]:
-            if place.tensor is not tensor and identity_of(place.tensor) != identity_of(tensor):
+            hung = place.tensor
+            if hung is not tensor and (hung.is_meta or identity_of(hung) != identity_of(tensor)):
                 _hang(place, tensor)
                 if name not in self._shares:
-                    for container, key in self._kept.pop(id(place.tensor), ()):
+                    for container, key in self._kept.pop(id(hung), ()):
                         container[key] = tensor
         return tensor.detach()
 

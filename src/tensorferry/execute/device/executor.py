@@ -34,7 +34,9 @@ _AHEAD = 4  # batches that wait for each thread
 
 def any_on_devices(parameters: Parameters, plan: Plan) -> bool:
     """Whether any of the parameters of `plan` is on a GPU, or will be; see `KnowsDevices`."""
-    return bool(_devices_of(parameters, plan, Cuda()))
+    where = _where(parameters)
+    devices = {where(step.parameter) for step in plan.steps} if where else ()
+    return any(Cuda().exact(device) is not None for device in devices)
 
 
 def _devices_of(parameters: Parameters, plan: Plan, accelerator: Accelerator) -> dict[str, torch.device]:
@@ -42,15 +44,17 @@ def _devices_of(parameters: Parameters, plan: Plan, accelerator: Accelerator) ->
 
     A mapping that cannot say so and may allocate what is looked up is taken to have them on the CPU.
     """
-    where: Callable[[str], torch.device]
-    if isinstance(parameters, KnowsDevices):
-        where = parameters.device_of
-    elif isinstance(parameters, dict):
-        where = lambda name: parameters[name].device  # noqa: E731 - as short as it gets
-    else:
+    where = _where(parameters)
+    if where is None:
         return {}
     found = {name: accelerator.exact(where(name)) for name in {step.parameter for step in plan.steps}}
     return {name: device for name, device in found.items() if device is not None}
+
+
+def _where(parameters: Parameters) -> Callable[[str], torch.device] | None:
+    if isinstance(parameters, KnowsDevices):
+        return parameters.device_of
+    return (lambda name: parameters[name].device) if isinstance(parameters, dict) else None
 
 
 class DeviceExecutor:
