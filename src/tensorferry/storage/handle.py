@@ -62,14 +62,6 @@ class Handle:
 
 def fill(fd: int, label: str, offset: int, views: list[memoryview]) -> int:
     """Fill `views` as far as the file goes; return how many bytes that was. Raises ReadError."""
-    done, first = 0, 0
-    try:
-        while first < len(views) and (got := os.preadv(fd, views[first : first + _IOV_MAX], offset + done)):
-            done += got
-            first = _advance(views, first, got)
-    except OSError as error:
-        raise ReadError(f"{label}: {error.strerror}, while reading at offset {offset + done}") from None
-    return done
     done = 0
     for group in _groups(views):
         wanted = sum(map(len, group))
@@ -97,6 +89,14 @@ def _groups(views: list[memoryview]) -> Iterator[list[memoryview]]:
 
 
 def _fill(fd: int, label: str, offset: int, views: list[memoryview]) -> int:
+    done, first = 0, 0
+    try:
+        while first < len(views) and (got := os.preadv(fd, views[first : first + _IOV_MAX], offset + done)):
+            done += got
+            first = _advance(views, first, got)
+    except OSError as error:
+        raise ReadError(f"{label}: {error.strerror}, while reading at offset {offset + done}") from None
+    return done
 
 
 def _advance(views: list[memoryview], first: int, got: int) -> int:
