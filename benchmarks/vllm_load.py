@@ -2,34 +2,42 @@
 
 A random Llama of the size asked for is written, with few layers, and filled on each rank by vLLM's own models: ours
 (``--load-format tensorferry``), vLLM's lazy, prefetch and multi-thread ways, and Run:ai's streamer where it is
-installed. In the environment that ``trace_vllm.py`` says how to make::
+installed. In the environment that ``trace_vllm.py`` says how to make, about ten minutes::
 
-    vllm/bin/python benchmarks/vllm_load.py [--gib 1.5] [--size 1 2] [--repeat 3] [--folder /fast/disk]
+    vllm/bin/python benchmarks/vllm_load.py --gib 3 --page benchmarks/results/vllm.md [--size 1 2] [--folder /fast/disk]
 
-Cold: the files are dropped from the page cache before (``posix_fadvise``). Seconds are those of the rank that takes
-longest, the best of all repetitions. *read*: bytes that the rank's process had read from the disk (``read_bytes`` of
-/proc/self/io, only sensible cold; ranks share the page cache, so what one has read another finds there).
-*asked*: what a rank asks the kernel for, mapped pages and reads: for ours, of the report; for the others, whose loader
-hands out every tensor, the whole checkpoint. Noisy machines want several repetitions. *ratio*: the best of the others'
-seconds to ours.
+Ways take turns. Cold: the files are dropped from the page cache before (``posix_fadvise``). Seconds are those of the
+rank that takes longest. *read*: bytes that the processes had read from the disk (``read_bytes`` of /proc/self/io);
+ranks share the page cache, so what one has read another finds there. *Apart*: each rank has a copy of the checkpoint of
+its own, as ranks do on several machines, or whose storage keeps nothing for the next: the disk gives each what it asks
+for. *raw read*: no loader, each rank just reads its share of the files past the page cache, each byte once; no way of
+loading from this disk is faster. Each way starts once with zeros, and all must end with the same bytes on each rank.
+Parameters are in use before, which spares every way the same faults.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import mmap
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+from vllm_page import OURS, RAW, page
+
 WAYS: dict[str, dict[str, Any]] = {
-    "tensorferry": {"load_format": "tensorferry"},
+    OURS: {"load_format": "tensorferry"},
     "lazy": {"load_format": "safetensors", "safetensors_load_strategy": "lazy"},
     "prefetch": {"load_format": "safetensors", "safetensors_load_strategy": "prefetch"},
     "multi-thread": {
@@ -75,6 +83,14 @@ def drop_from_cache(folder: Path) -> None:
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
+def bring_into_cache(folder: Path) -> None:
+    block = memoryview(bytearray(1 << 20))
+    for file in folder.glob("*.safetensors"):
+        with file.open("rb", buffering=0) as opened:
+            while opened.readinto(block):
+                pass
+
+
 def work(folder: Path) -> None:
     """Answer each way on standard input with a line: seconds, and bytes read."""
     import torch
@@ -91,23 +107,69 @@ def work(folder: Path) -> None:
         model = trace_vllm.initialize(model_config, config)
         print(json.dumps({"ready": True}), flush=True)
         for line in sys.stdin:
-            print(json.dumps({"way": line.strip(), **timed(model, model_config, line.strip())}), flush=True)
+            asked = json.loads(line)
+            found = timed_raw(folder) if asked["way"] == RAW else timed(model, model_config, asked)
+            print(json.dumps({"way": asked["way"], **found}), flush=True)
 
 
-def timed(model: Any, model_config: Any, way: str) -> dict[str, Any]:
+def timed(model: Any, model_config: Any, asked: dict[str, Any]) -> dict[str, Any]:
+    """Load, and return what that took; where it is asked for, into zeros, with a digest of what is there then."""
     from vllm.config import LoadConfig
     from vllm.model_executor.model_loader import get_model_loader
 
-    torch_sum = float(sum(p.detach().flatten()[0].float() for p in model.parameters()))
-    before, begin = read_bytes(), time.perf_counter()
-    loader: Any = get_model_loader(LoadConfig(**WAYS[way], use_tqdm_on_load=False))
+    for parameter in model.parameters() if asked["check"] else ():
+        parameter.detach().zero_()
+    before, begin, spent = read_bytes(), time.perf_counter(), time.process_time()
+    loader: Any = get_model_loader(LoadConfig(**options_of(asked["way"]), use_tqdm_on_load=False))
     loader.load_weights(model, model_config)
-    seconds = time.perf_counter() - begin
+    seconds, cpu = time.perf_counter() - begin, time.process_time() - spent
     report = getattr(loader, "report", None)
     return {
-        "seconds": seconds, "read": read_bytes() - before, "sum": torch_sum,
-        "asked": None if report is None else report.bytes_read,
+        "seconds": seconds, "cpu": cpu, "read": read_bytes() - before, "digest": digest(model) if asked["check"] else 0,
+        "asked": None if report is None else report.bytes_read, "phases": {} if report is None else report.seconds,
     }  # fmt: skip
+
+
+def timed_raw(folder: Path) -> dict[str, Any]:
+    """Read this rank's share of the files past the page cache, with four threads, and return what that took."""
+    rank, size, block = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), 1 << 20
+    files = [os.open(file, os.O_RDONLY | os.O_DIRECT) for file in sorted(folder.glob("*.safetensors"))]
+    blocks = iter([(fd, at) for fd in files for at in range(0, os.fstat(fd).st_size, block)][rank::size])
+    lock = threading.Lock()
+
+    def reader() -> None:
+        out = mmap.mmap(-1, block)
+        while True:
+            with lock:
+                fd, at = next(blocks, (None, 0))
+            if fd is None:
+                return
+            os.preadv(fd, [out], at)
+
+    before, begin, spent = read_bytes(), time.perf_counter(), time.process_time()
+    threads = [threading.Thread(target=reader) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    seconds, cpu, read = time.perf_counter() - begin, time.process_time() - spent, read_bytes() - before
+    for fd in files:
+        os.close(fd)
+    return {"seconds": seconds, "cpu": cpu, "read": read, "digest": 0, "asked": read, "phases": {}}
+
+
+def digest(model: Any) -> int:
+    import torch
+
+    parts = (p.detach().view(torch.int16).sum(dtype=torch.int64) for p in model.parameters())
+    return sum((n + 1) * int(part) for n, part in enumerate(parts))
+
+
+def options_of(way: str) -> dict[str, Any]:
+    """Return vLLM's options for a way by its name, or for ours with the extra options that are given as JSON."""
+    if way.startswith("{"):
+        return {"load_format": "tensorferry", "model_loader_extra_config": json.loads(way)}
+    return WAYS[way]
 
 
 def read_bytes() -> int:
@@ -118,28 +180,30 @@ def read_bytes() -> int:
 class Workers:
     """The ranks of one model, each a process that fills it again and again."""
 
-    def __init__(self, folder: Path, size: int) -> None:
+    def __init__(self, folders: Sequence[Path], size: int) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         common = os.environ | {
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size), "HF_HUB_OFFLINE": "1",
-            "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_DIST_IDENT": "load", "OMP_NUM_THREADS": "1",
+            "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_DIST_IDENT": f"load{port}", "OMP_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": "",
         }  # fmt: skip
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 closed with the ranks
         self._all = [
             subprocess.Popen(
-                [sys.executable, __file__, "--worker", str(folder)], text=True, stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=common | {"RANK": str(r), "LOCAL_RANK": str(r)},
+                [sys.executable, __file__, "--worker", str(folders[r % len(folders)])], text=True, stderr=self._log,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=common | {"RANK": str(r), "LOCAL_RANK": str(r)},
             )
             for r in range(size)
         ]  # fmt: skip
         self._answers("ready")
 
-    def fill(self, way: str) -> list[dict[str, Any]]:
+    def fill(self, way: str, *, check: bool = False) -> list[dict[str, Any]]:
+        """Have all ranks load in a way, and return what each of them says."""
         for worker in self._all:
             assert worker.stdin is not None
-            worker.stdin.write(way + "\n")
+            worker.stdin.write(json.dumps({"way": way, "check": check}) + "\n")
             worker.stdin.flush()
         return self._answers("way")
 
@@ -148,6 +212,7 @@ class Workers:
             assert worker.stdin is not None
             worker.stdin.close()
             worker.wait(120)
+        self._log.close()
 
     def _answers(self, key: str) -> list[dict[str, Any]]:
         found = []
@@ -158,45 +223,56 @@ class Workers:
                     found.append(json.loads(line))
                     break
             else:
-                raise SystemExit("a rank ended: run it with a worker's standard error to see why")
+                self._log.seek(0)
+                raise SystemExit(f"a rank ended; the end of what they wrote:\n{self._log.read()[-2000:]}")
         return found
 
 
-def measure(folder: Path, size: int, total: int, repeat: int) -> None:
-    workers = Workers(folder, size)
-    ways = [way for way in WAYS if way != "runai_streamer" or find_spec("runai_model_streamer")]
+def measure(folders: Sequence[Path], size: int, repeat: int, ways: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield a record of each load; the ways take turns. Ranks with `folders` of their own are only measured cold."""
+    workers = Workers(folders, size)
+    apart = len(folders) > 1
     try:
-        for cold in (True, False):
-            best: dict[str, float] = {}
-            rows = {}
-            for _ in range(repeat):
-                for way in ways:
-                    if cold:
-                        drop_from_cache(folder)
-                    ranks = workers.fill(way)
-                    seconds = max(r["seconds"] for r in ranks)
-                    if seconds < best.get(way, float("inf")):
-                        best[way], rows[way] = seconds, ranks
-            other = min(s for way, s in best.items() if way != "tensorferry")
-            print(
-                f"{size} rank(s), {'cold' if cold else 'warm'}: {other / best['tensorferry']:.2f} times the best other"
-            )
-            for way, ranks in rows.items():
-                asked = max(r["asked"] or total for r in ranks)
-                read = " + ".join(f"{r['read'] / 2**20:,.0f}" for r in ranks)
-                print(
-                    f"  {way:15}{best[way]:8.2f} s  asked {asked / 2**20:8,.0f} MiB a rank, read {read} MiB", flush=True
-                )
+        for cache, turn, way in product(("cold",) if apart else ("cold", "warm"), range(repeat), ways):
+            if cache == "warm" and way == RAW:
+                continue
+            for folder in folders:
+                (drop_from_cache if cache == "cold" else bring_into_cache)(folder)
+            ranks = workers.fill(way, check=cache == "cold" and turn == 0)
+            seconds = max(r["seconds"] for r in ranks)
+            yield {
+                "size": size,
+                "apart": apart,
+                "cache": cache,
+                "turn": turn,
+                "way": way,
+                "seconds": seconds,
+                "ranks": ranks,
+            }
     finally:
         workers.close()
 
 
+def refuse_different(records: Sequence[dict[str, Any]]) -> None:
+    """Stop where ways ended with different values."""
+    found: dict[tuple[int, int], dict[int, str]] = {}
+    for record in records:
+        for rank, said in enumerate(record["ranks"]):
+            if said["digest"]:
+                found.setdefault((record["size"], rank), {})[said["digest"]] = record["way"]
+    for (size, rank), digests in found.items():
+        if len(digests) > 1:
+            raise SystemExit(f"rank {rank} of {size} has other values after {' and '.join(digests.values())}")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--gib", type=float, default=1.5, help="size of the checkpoint (default 1.5)")
+    parser.add_argument("--gib", type=float, default=1.0, help="size of the checkpoint (default 1)")
     parser.add_argument("--size", nargs="+", type=int, default=[1, 2], help="tensor-parallel ranks (default 1 and 2)")
     parser.add_argument("--repeat", type=int, default=3, help="how often each way runs (default 3)")
     parser.add_argument("--folder", type=Path, help="where to write the checkpoint (default: the temporary folder)")
+    parser.add_argument("--ways", nargs="+", help="which to measure (default: all); JSON is ours with these options")
+    parser.add_argument("--page", type=Path, help="where to write the tables, as Markdown")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -205,11 +281,24 @@ def main() -> int:
     if find_spec("vllm") is None:
         print("vLLM is not in this environment; trace_vllm.py says how to make one that has it")
         return 0
+    known = [way for way in WAYS if way != "runai_streamer" or find_spec("runai_model_streamer")]
+    ways = options.ways or [*known, RAW]
+    records: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
-        total = write_checkpoint(Path(name), options.gib)
-        print(f"a Llama of {total / 2**30:.2f} GiB in bfloat16", flush=True)
+        one = Path(name, "0")
+        one.mkdir()
+        total = write_checkpoint(one, options.gib)
         for size in options.size:
-            measure(Path(name), size, total, options.repeat)
+            records += measure([one], size, options.repeat, ways)
+        size = max(options.size)
+        if size > 1:
+            copies = [one, *(Path(shutil.copytree(one, Path(name, str(rank)))) for rank in range(1, size))]
+            records += measure(copies, size, options.repeat, ways)
+    refuse_different(records)
+    text = page(records, total)
+    print(text)
+    if options.page:
+        options.page.write_text(text)
     return 0
 
 

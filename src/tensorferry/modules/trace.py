@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tensorferry.collector import collector_paused
 from tensorferry.core.boxes import strides_of
 from tensorferry.core.catalogue import Catalogue, TensorEntry
 from tensorferry.core.lossy import changed_kind, unscaled
@@ -63,6 +64,7 @@ class Traced:
     failed_at: str | None = None
 
 
+@collector_paused()
 def trace(
     model: nn.Module,
     catalogue: Catalogue,
