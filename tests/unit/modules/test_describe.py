@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from tensorferry.core.boxes import Box, Region
 from tensorferry.core.dtypes import DTYPES
 from tensorferry.core.target import Layout, Slot, owner_of
 from tensorferry.errors import PlanError, UnsupportedDtype
-from tensorferry.modules.describe import describe, identity_of, places
+from tensorferry.modules.describe import describe, identity_of, places, tensors_of, walked
 
 F32 = DTYPES["F32"]
 
@@ -188,3 +188,28 @@ def test_places_come_once_for_each_name() -> None:
     assert [p.name for p in places(Tied())] == ["embed.weight", "head.weight"]
     one, other = places(Tied())
     assert identity_of(one.tensor) == identity_of(other.tensor)
+
+
+class _Hiding(nn.Module):
+    """A module that says itself which modules are in it."""
+
+    def named_modules(self, *given: object, **named: object) -> Iterator[tuple[str, nn.Module]]:
+        yield from ((name, module) for name, module in super().named_modules(*given, **named) if "hidden" not in name)  # type: ignore[arg-type]
+
+
+def test_modules_are_walked_as_torch_walks_them() -> None:
+    shared, hiding = nn.Sequential(nn.Linear(1, 1)), _Hiding()
+    hiding.add_module("hidden", nn.Linear(1, 1))
+    hiding.add_module("seen", nn.Linear(1, 1))
+    model = nn.ModuleDict({"a": shared, "b": nn.ModuleList([shared, hiding])})
+    model.register_module("none", None)
+    expected = [(n + "." if n else "", m) for n, m in model.named_modules(remove_duplicate=False)]
+    assert walked(model) == expected
+    assert "b.1.seen." in dict(expected)
+    assert "b.1.hidden." not in dict(expected)
+
+
+def test_tensors_are_those_of_places() -> None:
+    shared = nn.BatchNorm1d(2)
+    model = nn.Sequential(shared, nn.Linear(2, 2, bias=False), shared)
+    assert [id(t) for t in tensors_of(model)] == [id(p.tensor) for p in places(model)]
