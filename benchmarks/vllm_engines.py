@@ -78,7 +78,7 @@ def eagle(folder: Path, *, bare: bool = False) -> Case:
     tensors = {
         name.removeprefix("model."): value
         for name, value in llama_values(folder / "donor", seed=1).items()
-        if not name.startswith(("model.layers.1.", "model.norm.", "lm_head."))
+        if not name.startswith(("model.layers.1.", "model.layers.0.input_layernorm.", "model.norm.", "lm_head."))
     }
     tensors["fc.weight"] = torch.randn(256, 512).to(torch.bfloat16)
     if bare:

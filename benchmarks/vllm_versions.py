@@ -38,7 +38,8 @@ VERSIONS: dict[str, list[str]] = {
 }
 """Versions of the package for CPUs across a year, oldest first, each with the libraries that it needs beside it."""
 
-KINDS = ["llama", "mixtral", "qwen3moe", "gemma2", "deepseek2", "gptoss", "phi3", "mamba2"]
+KINDS = ["llama", "mixtral", "qwen3moe", "deepseek2", "phi3", "olmo2"]
+"""Architectures whose layers, in all these versions, are made without vLLM's kernels."""
 
 REGISTERED = """
 from vllm.config import LoadConfig
