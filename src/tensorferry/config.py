@@ -53,7 +53,7 @@ class ReadOptions:
     max_staging: most that is staged at once, whatever the size of the checkpoint. max_read: largest single
     read. max_gap: largest hole between two needed ranges that is read over rather than skipped. waste: most bytes
     read for each byte needed. threads: reader threads; 0 for four to a core, at most 8: they wait for the
-    disk most of the time.
+    disk most of the time; or for one to a core, where most of what is read is in the system's page cache.
 
     direct: whether reads go past the system's page cache: "auto" where the file lies on a disk of this machine and the
     bytes are not in the cache, "never", or "always", which is refused where a file system cannot. keep_cache: whether
@@ -114,6 +114,11 @@ class ReadOptions:
     def workers(self) -> int:
         """How many reader threads there will be."""
         return self.threads or min(8, 4 * (os.cpu_count() or 1))
+
+    @property
+    def copiers(self) -> int:
+        """How many there will be where the page cache has most of what is read: one to a core, since none waits."""
+        return self.threads or min(8, os.cpu_count() or 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from tensorferry.numerics.threads import take_share
+
 __all__ = ["PATIENCE", "Readers"]
 
 _T = TypeVar("_T")
@@ -37,7 +39,9 @@ class Readers(Generic[_T]):
         job = _Job(work, arguments, Future())
         self._jobs.put(job)
         if len(self._threads) < self._most:
-            thread = threading.Thread(target=_run, args=(self._jobs, self._dropped), name="tensorferry", daemon=True)
+            thread = threading.Thread(
+                target=_run, args=(self._jobs, self._dropped, self._most), name="tensorferry", daemon=True
+            )
             self._threads.append(thread)
             thread.start()
         return job.future
@@ -57,7 +61,8 @@ class Readers(Generic[_T]):
         return sum(thread.is_alive() for thread in self._threads)
 
 
-def _run(jobs: queue.SimpleQueue[_Job | None], dropped: threading.Event) -> None:
+def _run(jobs: queue.SimpleQueue[_Job | None], dropped: threading.Event, among: int) -> None:
+    take_share(among)
     while (job := jobs.get()) is not None:
         if dropped.is_set():
             job.future.cancel()

@@ -28,9 +28,11 @@ from tensorferry.execute.device import DeviceExecutor, any_on_devices
 from tensorferry.execute.placing import in_place, perform
 from tensorferry.execute.pool import PATIENCE, Readers
 from tensorferry.execute.staging import Staging
+from tensorferry.execute.strips import read_in_strips, strips
 from tensorferry.execute.ways import Ways, shared_reads
 from tensorferry.numerics.dequantize import foresee
 from tensorferry.numerics.memory import bytes_of, return_free_memory
+from tensorferry.numerics.threads import alone
 from tensorferry.progress import SILENT, Progress
 from tensorferry.storage.base import Storage
 from tensorferry.storage.gpu_direct import Use
@@ -48,19 +50,22 @@ class ThreadedExecutor:
     """Runs batches in `threads` threads, in the order of the schedule.
 
     pinned: leave parameters on GPUs to a `DeviceExecutor`, which stages in pinned memory. gpu_direct: its option.
-    direct, keep_cache: as in `ReadOptions`.
+    direct, keep_cache: as in `ReadOptions`. copiers: how many threads there are at most where most of what is read
+    lies in the page cache, so that nobody waits for a disk; None for no fewer than else.
     """
 
     def __init__(
         self,
         threads: int,
         *,
+        copiers: int | None = None,
         pinned: bool = True,
         gpu_direct: Use = "never",
         direct: Direct = "auto",
         keep_cache: bool = True,
     ) -> None:
         self.threads = threads
+        self.copiers = threads if copiers is None else min(copiers, threads)
         self.pinned = pinned
         self.gpu_direct = gpu_direct
         self.direct: Direct = direct
@@ -71,6 +76,7 @@ class ThreadedExecutor:
         """Return the executor that reads as `options` say."""
         return cls(
             options.workers,
+            copiers=options.copiers,
             pinned=options.pinned,
             gpu_direct=options.gpu_direct,
             direct=options.direct,
@@ -89,16 +95,19 @@ class ThreadedExecutor:
         """Fill `parameters`; see `Executor`. `parameters` is looked up from several threads."""
         foresee(_elements_decoded(schedule.plan))
         if self.pinned and any_on_devices(parameters, schedule.plan):
-            others = ThreadedExecutor(self.threads, pinned=False, direct=self.direct, keep_cache=self.keep_cache)
+            others = ThreadedExecutor(
+                self.threads, copiers=self.copiers, pinned=False, direct=self.direct, keep_cache=self.keep_cache
+            )
             executor = DeviceExecutor(
                 self.threads, others, gpu_direct=self.gpu_direct, direct=self.direct, keep_cache=self.keep_cache
             )
             return executor.run(schedule, storage, parameters, on_ready=on_ready, progress=progress)
         ways = Ways(storage, self.direct, self.keep_cache)
-        ways.refuse_impossible(read.file for batch in schedule.batches for read in batch.reads)
+        reads = [read for batch in schedule.batches for read in batch.reads]
+        ways.refuse_impossible(read.file for read in reads)
         run = _Run(schedule, ways, parameters)
         progress.start(schedule.bytes_read, "weights")
-        readers = Readers[int](self.threads)
+        readers = Readers[int](self.copiers if ways.find_cached(reads) else self.threads)
         try:
             self._feed(run, readers, on_ready, progress)
         except BaseException as error:
@@ -191,13 +200,18 @@ class _Run:
     def _moved(self, batch: Batch) -> Counters:
         direct, rest = self._sort_out(batch)
         shared = shared_reads(self.schedule.plan, batch) if len(direct) < len(batch.reads) else ()
-        where, size = _layout([None if n in direct else r for n, r in enumerate(batch.reads)])
+        strip_by_strip = read_in_strips(self.schedule.plan, batch, direct) if rest else {}
+        elsewhere = direct.keys() | strip_by_strip.keys()
+        where, size = _layout([None if n in elsewhere else r for n, r in enumerate(batch.reads)])
         counters = Counters()
         with self.staging.lend(size, room=batch.room) as block:
             staged = [block[at : at + length] for at, length in where]
             for n, read in enumerate(batch.reads):
                 if self.cancelled.is_set():
                     return counters
+                if n in strip_by_strip:
+                    self._in_strips(read, strip_by_strip[n], counters, shared=n in shared)
+                    continue
                 outs = direct[n].outs if n in direct else [staged[n]]
                 with reading_for(self._entries(batch, n)):
                     _read(self.ways, read, [bytes_of(out) for out in outs], counters, shared=n in shared)
@@ -205,10 +219,30 @@ class _Run:
                 counters.copied_bytes += 0 if n in direct else read.length
                 counters.bytes_read += read.length
                 counters.reads += read.times
+            done = set(map(id, strip_by_strip.values()))
             for task in rest:
-                name = self.schedule.plan.steps[task.step].parameter
-                counters.lost(name, perform(self.schedule.plan, task, staged, self.parameters[name]))
+                if id(task) not in done:
+                    name = self.schedule.plan.steps[task.step].parameter
+                    counters.lost(name, perform(self.schedule.plan, task, staged, self.parameters[name]))
         return counters
+
+    def _in_strips(self, read: Read, task: Task, counters: Counters, *, shared: bool) -> None:
+        """Read and place a strip at a time, all of them through the same block."""
+        plan, step = self.schedule.plan, self.schedule.plan.steps[task.step]
+        parts = list(strips(plan, read, task))
+        size = max(part.offset % _PAGE + part.length for part, _ in parts)
+        with self.staging.lend(size) as block, alone():
+            for part, does in parts:
+                if self.cancelled.is_set():
+                    return
+                lead = part.offset % _PAGE
+                staged = block[lead : lead + part.length]
+                with reading_for([step.sources[0].entry.name]):
+                    _read(self.ways, part, [bytes_of(staged)], counters, shared=shared)
+                counters.copied_bytes += part.length
+                counters.bytes_read += part.length
+                counters.reads += 1
+                counters.lost(step.parameter, perform(plan, does, [staged], self.parameters[step.parameter]))
 
     def _entries(self, batch: Batch, read: int) -> Iterator[str]:
         """Yield the names of the entries that a read brings bytes of."""

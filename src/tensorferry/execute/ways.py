@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 
 from tensorferry.config import Direct
 from tensorferry.core.plan import Plan
-from tensorferry.core.schedule import Batch
-from tensorferry.errors import ConfigError
+from tensorferry.core.schedule import Batch, Read
+from tensorferry.errors import ConfigError, TensorferryError
 from tensorferry.execute.base import Counters
 from tensorferry.storage.base import Storage, SupportsUncached
 from tensorferry.storage.reading import read_runs, scatter
@@ -25,6 +25,8 @@ _CACHED = 0.5
 """Share of a range from which on it counts as cached."""
 _OWN = 0.75
 """Share of a read from which on it counts as this rank's own."""
+_LOOKS = 8
+"""Reads that are looked at to tell whether a load waits for a disk."""
 _DIRECT = "direct"
 
 
@@ -61,6 +63,15 @@ class Ways:
             if found is None or not found.possible:
                 why = found.why if found else "its storage knows no such reads"
                 raise ConfigError(f"direct 'always': {file} cannot be read past the page cache: {why}; use 'auto'")
+
+    def find_cached(self, reads: Sequence[Read]) -> bool:
+        """Whether most of `reads` lies in the page cache; some of them, from all over, are looked at."""
+        cache, looked = self._cache, reads[:: -(-len(reads) // _LOOKS) or 1]
+        if cache is None or self.direct == "always" or not looked:
+            return False
+        with suppress(TensorferryError):  # whoever reads says it better
+            return sum(cache.cached_share(r.file, r.offset, r.length) for r in looked) >= _CACHED * len(looked)
+        return False
 
     def read(
         self, path: str, offset: int, outs: Sequence[memoryview], counters: Counters, *, shared: bool = False

@@ -15,6 +15,7 @@ from tensorferry.config import Direct
 from tensorferry.core.boxes import Region
 from tensorferry.core.lower import lower
 from tensorferry.core.plan import Plan, Source, Step
+from tensorferry.core.schedule import Read
 from tensorferry.core.transforms import TensorSpec
 from tensorferry.errors import ConfigError
 from tensorferry.execute.base import Counters
@@ -163,3 +164,21 @@ def test_a_read_is_shared_where_a_good_part_of_it_is_not_needed(columns: int, ex
     (batch,) = lower(plan, max_gap=64, max_read=MIB, max_staging=MIB, waste=4.0).batches
     assert len(batch.reads) == 1
     assert shared_reads(plan, batch) == expected
+
+
+@pytest.mark.parametrize(
+    ("share", "direct", "cached"), [(1.0, "auto", True), (0.2, "auto", False), (1.0, "always", False)]
+)
+def test_a_load_of_cached_files_is_told_from_one_that_waits_for_a_disk(
+    share: float, direct: Direct, cached: bool
+) -> None:
+    reads = [Read("f", n * MIB, MIB) for n in range(2)]
+    ways = Ways(CachedStorage(share=share), direct)
+    assert (ways.find_cached(reads), ways.find_cached([])) == (cached, False)
+
+
+def test_of_many_reads_eight_are_looked_at() -> None:
+    storage, looked = CachedStorage(), []
+    storage.cached_share = lambda *where: looked.append(where) or 1.0  # type: ignore[method-assign, func-returns-value]
+    assert Ways(storage).find_cached([Read("f", n, 1) for n in range(1001)])
+    assert [at for _, at, _ in looked] == list(range(0, 1001, 126))

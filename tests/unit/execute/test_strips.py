@@ -1,0 +1,107 @@
+"""Long reads that are copied on are read and placed a strip at a time, each byte once, through one small block."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from helpers.checkpoints import raw
+from helpers.memory_storage import MemoryStorage
+from tensorferry.core.boxes import Box, Region
+from tensorferry.core.catalogue import Catalogue, Chunk, Span, TensorEntry
+from tensorferry.core.dtypes import DTYPES
+from tensorferry.core.lower import lower
+from tensorferry.core.plan import Plan, Source, Step
+from tensorferry.core.planning import make_plan
+from tensorferry.core.schedule import Schedule
+from tensorferry.core.target import TargetTensor
+from tensorferry.core.transforms import TensorSpec
+from tensorferry.execute import ThreadedExecutor
+from tensorferry.execute.strips import read_in_strips, strips
+
+MIB = 1 << 20
+F32, F64 = DTYPES["F32"], DTYPES["F64"]
+ROWS, COLUMNS = 1500, 1024  # 4 KiB a row, 5.86 MiB
+
+
+def scheduled(plan: Plan) -> Schedule:
+    return lower(plan, max_gap=4096, max_read=16 * MIB, max_staging=64 * MIB, waste=100.0)
+
+
+def columns(first: int, count: int, offset: int = 0) -> Plan:
+    """Return the plan of taking some columns of the matrix."""
+    entry = TensorEntry.at("w", F32, (ROWS, COLUMNS), "f", offset)
+    region = Region((ROWS, COLUMNS), Box((0, first), (ROWS, first + count)))
+    step = Step("p", Region.whole((ROWS, count)), (Source(entry, region),))
+    return Plan((step,), {"p": TensorSpec(F32, (ROWS, count))})
+
+
+def matrix() -> torch.Tensor:
+    return torch.arange(ROWS * COLUMNS, dtype=torch.float32).view(ROWS, COLUMNS)
+
+
+@pytest.mark.parametrize("offset", [0, 12])
+def test_columns_are_taken_out_of_strips_that_bring_each_byte_once(offset: int) -> None:
+    schedule = scheduled(columns(300, 64, offset))
+    storage = MemoryStorage({"f": bytes(offset) + raw(matrix())})
+    found = {"p": torch.zeros(ROWS, 64)}
+    counters = ThreadedExecutor(1).run(schedule, storage, found)
+    assert torch.equal(found["p"], matrix()[:, 300:364])
+    assert counters.bytes_read == counters.copied_bytes == schedule.bytes_read
+    assert counters.reads == len(storage.reads) == 6
+    assert [at for _, at, _ in storage.reads] == [offset + 300 * 4 + n * 250 * 4096 for n in range(6)]
+
+
+def test_no_more_than_a_strip_is_staged() -> None:
+    storage, found = MemoryStorage({"f": raw(matrix())}), {"p": torch.zeros(ROWS, 64)}
+    counters = ThreadedExecutor(1).run(scheduled(columns(0, 64)), storage, found)
+    assert counters.staging_peak == 250 * 4096
+
+
+def test_what_is_cast_goes_through_strips_too() -> None:
+    entry = TensorEntry.at("w", F32, (ROWS * COLUMNS,), "f", 0)
+    plan = make_plan(Catalogue([entry], format="memory"), {"w": TargetTensor.plain("w", F64, (ROWS * COLUMNS,))})
+    storage, found = MemoryStorage({"f": raw(matrix())}), {"w": torch.zeros(ROWS * COLUMNS, dtype=torch.float64)}
+    counters = ThreadedExecutor(1).run(scheduled(plan), storage, found)
+    assert torch.equal(found["w"], matrix().flatten().double())
+    assert (len(storage.reads), counters.bytes_read) == (6, ROWS * COLUMNS * 4)
+
+
+def test_what_goes_straight_to_its_place_is_one_read() -> None:
+    entry = TensorEntry.at("w", F32, (ROWS, COLUMNS), "f", 0)
+    plan = make_plan(Catalogue([entry], format="memory"), {"w": TargetTensor.plain("w", F32, (ROWS, COLUMNS))})
+    storage = MemoryStorage({"f": raw(matrix())})
+    counters = ThreadedExecutor(1).run(scheduled(plan), storage, {"w": torch.zeros(ROWS, COLUMNS)})
+    assert (counters.copied_bytes, len(storage.reads)) == (0, 1)
+
+
+def test_a_read_that_two_tasks_use_is_read_as_a_whole() -> None:
+    one, other = columns(0, 64), columns(64, 64)
+    plan = Plan(
+        (*one.steps, other.steps[0]._replace(parameter="q")), {"p": one.parameters["p"], "q": other.parameters["p"]}
+    )
+    schedule = scheduled(plan)
+    batch = schedule.batches[0]
+    assert (len(batch.reads), read_in_strips(plan, batch, ())) == (1, {})
+    found = {"p": torch.zeros(ROWS, 64), "q": torch.zeros(ROWS, 64)}
+    ThreadedExecutor(1).run(schedule, MemoryStorage({"f": raw(matrix())}), found)
+    assert torch.equal(found["q"], matrix()[:, 64:128])
+
+
+def test_a_transposed_tensor_is_cut_as_it_lies() -> None:
+    chunk = Chunk(None, Span("f", 0, ROWS * COLUMNS * 4), (1, COLUMNS))
+    entry = TensorEntry("w", F32, (COLUMNS, ROWS), (chunk,))
+    step = Step("p", Region.whole((COLUMNS, ROWS)), (Source(entry, Region.whole((COLUMNS, ROWS))),))
+    plan, found = Plan((step,), {"p": TensorSpec(F32, (COLUMNS, ROWS))}), {"p": torch.zeros(COLUMNS, ROWS)}
+    counters = ThreadedExecutor(1).run(scheduled(plan), MemoryStorage({"f": raw(matrix())}), found)
+    assert torch.equal(found["p"], matrix().T)
+    assert counters.bytes_read == ROWS * COLUMNS * 4
+
+
+def test_strips_are_of_about_equal_size_and_the_last_ends_with_the_last_needed_byte() -> None:
+    plan = columns(1000, 16)
+    batch = scheduled(plan).batches[0]
+    ((n, task),) = read_in_strips(plan, batch, ()).items()
+    parts = [strip.read for strip in strips(plan, batch.reads[n], task)]
+    assert [part.length for part in parts] == [250 * 4096] * 5 + [249 * 4096 + 64]
+    assert sum(part.length for part in parts) == batch.reads[n].length
