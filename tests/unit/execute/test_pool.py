@@ -48,8 +48,14 @@ def test_what_was_not_begun_is_dropped() -> None:
 
 
 def test_a_thread_that_hangs_is_left_behind_and_ends_with_its_work() -> None:
-    readers, go_on = Readers[bool](2), threading.Event()
-    hanging = readers.submit(go_on.wait, 60)
+    readers, begun, go_on = Readers[bool](2), threading.Event(), threading.Event()
+
+    def hang() -> bool:
+        begun.set()
+        return go_on.wait(60)
+
+    hanging = readers.submit(hang)
+    assert begun.wait(60)
     assert readers.close(0.01) == 1
     go_on.set()
     assert hanging.result(60)
