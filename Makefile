@@ -81,6 +81,7 @@ nightly: weights $(VLLM_READY) ## what is too slow for every run: engines of vLL
 	$(VLLM_BIN)/python benchmarks/trace_vllm.py --size 2 --experts mixtral qwen2moe qwen3moe olmoe deepseek2 gptoss
 	$(VLLM_BIN)/python benchmarks/trace_vllm.py --size 2 --experts --redundant 2 qwen3moe mixtral
 	$(VLLM_BIN)/python benchmarks/trace_vllm.py --quantized
+	$(VLLM_BIN)/python benchmarks/trace_vllm.py --size 2 bgem3
 	$(VLLM_BIN)/python benchmarks/vllm_tokens.py tokens $(WEIGHTS) --size 1 2 3
 	$(VLLM_BIN)/python benchmarks/vllm_tokens.py tiny
 	$(VLLM_BIN)/python benchmarks/vllm_tokens.py broken

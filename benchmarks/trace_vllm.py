@@ -37,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_quantized import QUANTIZED, write_quantized
+from vllm_sources import SOURCES, write_sources
 
 sys.path.append(sys.path.pop(0))  # gguf.py beside this file must not hide the library, which older vLLMs import
 
@@ -86,6 +87,9 @@ def write_checkpoint(kind: str, folder: Path) -> None:
     """Save a random model of the architecture, as transformers saves it, or quantized."""
     if kind in QUANTIZED:
         write_quantized(kind, folder)
+        return
+    if kind in SOURCES:
+        write_sources(kind, folder)
         return
     import torch
     import transformers
@@ -274,7 +278,7 @@ def row(found: dict[str, Any]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
-        "kinds", nargs="*", metavar="ARCHITECTURE", help=f"some of {' '.join((*ARCHITECTURES, *QUANTIZED))}"
+        "kinds", nargs="*", metavar="ARCHITECTURE", help=f"some of {' '.join((*ARCHITECTURES, *QUANTIZED, *SOURCES))}"
     )
     parser.add_argument("--quantized", action="store_true", help="the quantized checkpoints instead")
     parser.add_argument("--size", type=int, default=1, help="tensor-parallel ranks (default 1)")

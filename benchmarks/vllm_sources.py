@@ -1,0 +1,31 @@
+"""Tiny checkpoints that lie in several files which are read one after the other, for ``trace_vllm.py``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+SOURCES = ("bgem3",)
+"""BGE-M3, whose heads vLLM takes from torch files that nothing else reads, under prefixes that they do not have."""
+
+
+def write_sources(kind: str, folder: Path) -> None:
+    """Write the checkpoint of `kind`, and its configuration."""
+    import torch
+    import transformers
+
+    assert kind in SOURCES
+    torch.manual_seed(0)
+    config = transformers.XLMRobertaConfig(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=8, vocab_size=256,
+        max_position_embeddings=130, type_vocab_size=1,
+    )  # fmt: skip
+    model = transformers.XLMRobertaModel(config, add_pooling_layer=False).to(torch.bfloat16)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter)
+    model.save_pretrained(folder)
+    for name, rows in (("sparse_linear", 1), ("colbert_linear", 64)):
+        values = {"weight": torch.randn(rows, 64), "bias": torch.randn(rows)}
+        torch.save({leaf: value.to(torch.bfloat16) for leaf, value in values.items()}, folder / f"{name}.pt")
+    written = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(written | {"architectures": ["BgeM3EmbeddingModel"]}))
