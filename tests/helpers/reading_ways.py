@@ -9,6 +9,7 @@ import gc
 import os
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +27,7 @@ from tensorferry.core.lower import lower
 from tensorferry.core.target import Slot
 from tensorferry.execute import Executor, SimpleExecutor, ThreadedExecutor
 from tensorferry.execute.device import DeviceExecutor
+from tensorferry.execute.pool import joined
 from tensorferry.loaders.strategies import EagerExecutor, PrefetchExecutor
 from tensorferry.storage.local import LocalStorage
 
@@ -202,22 +204,32 @@ def _spoil(buffers: Sequence[Any], first: int, last: int) -> None:
 
 
 @contextmanager
-def left_behind(folder: Path) -> Iterator[list[str]]:
+def left_behind(folder: Path, *, collect: bool = False) -> Iterator[list[str]]:
     """Yield a list that afterwards names what the block left behind: threads, descriptors, maps, models, new files.
 
-    Without the garbage collector, which comes when it likes: what fails because memory is short is tried again at once.
+    Without the garbage collector unless it is to `collect`: who has no memory for a load tries again at once.
     """
     left: list[str] = []
-    threads, files = set(threading.enumerate()), set(folder.rglob("*"))
+    threads, files, held = set(threading.enumerate()), set(folder.rglob("*")), _held(folder)
     gc.disable()
     try:
         yield left
     finally:
         gc.enable()
+    if collect and (_ALIVE or _held(folder) - held or set(threading.enumerate()) - threads):
+        gc.collect()
+    for thread in set(threading.enumerate()) - threads:
+        joined(thread, 2.0)  # what is interrupted does not always see its threads end
+        left += [f"thread {thread.name}"] if thread.is_alive() else []
     left += ["a model"] * len(_ALIVE)
-    left += [f"thread {thread.name}" for thread in set(threading.enumerate()) - threads]
     left += [f"file {path}" for path in set(folder.rglob("*")) - files]
+    left += (_held(folder) - held).elements()
+
+
+def _held(folder: Path) -> Counter[str]:
+    """Return how this process holds files of a folder: descriptors and mappings, and how many of each."""
+    held = Counter(line for line in Path("/proc/self/maps").read_text().splitlines() if str(folder) in line)
     for fd in Path("/proc/self/fd").iterdir():
-        if str(folder) in os.path.realpath(fd):
-            left.append(f"descriptor of {os.path.realpath(fd)}")
-    left += [line for line in Path("/proc/self/maps").read_text().splitlines() if str(folder) in line]
+        path = os.path.realpath(fd)
+        held += Counter([f"descriptor of {path}"] if str(folder) in path else [])
+    return held

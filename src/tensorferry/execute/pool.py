@@ -7,16 +7,20 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from tensorferry.numerics.threads import take_share
 
-__all__ = ["PATIENCE", "Readers"]
+__all__ = ["PATIENCE", "Readers", "joined"]
 
 _T = TypeVar("_T")
 
 PATIENCE = 1.0
 """Seconds that a load that fails or is interrupted waits for reads that have begun."""
+
+_BEGINNING = 0.1
+"""Seconds in which a thread whose start was interrupted has begun, if it ever will."""
 
 
 class _Job(NamedTuple):
@@ -52,13 +56,35 @@ class Readers(Generic[_T]):
         patience: seconds that are waited in all, None for as long as it takes. A thread that is left keeps alive what
         it reads into, and ends with its read.
         """
-        self._dropped.set()
-        for _ in self._threads:
-            self._jobs.put(None)
+        self._end()
         deadline = None if patience is None else time.monotonic() + patience
         for thread in self._threads:
-            thread.join(None if deadline is None else max(deadline - time.monotonic(), 0))
+            joined(thread, None if deadline is None else max(deadline - time.monotonic(), 0))
         return sum(thread.is_alive() for thread in self._threads)
+
+    def _end(self) -> None:
+        self._dropped.set()
+        with suppress(queue.Empty):
+            while (job := self._jobs.get_nowait()) is None or job.future.cancel():
+                pass
+        for _ in self._threads:
+            self._jobs.put(None)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_dropped"):
+            self._end()  # an interrupt may have come before all of them were told
+
+
+def joined(thread: threading.Thread, seconds: float | None = None) -> None:
+    """Wait until a thread has ended; one whose start was interrupted, until it has begun and ended, or never does."""
+    given_up = time.monotonic() + _BEGINNING
+    while True:
+        try:
+            return thread.join(seconds)
+        except RuntimeError:  # it has not begun
+            if time.monotonic() > given_up:
+                return None
+            time.sleep(0.001)
 
 
 def _run(jobs: queue.SimpleQueue[_Job | None], dropped: threading.Event, among: int) -> None:

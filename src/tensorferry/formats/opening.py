@@ -250,7 +250,9 @@ def _headers(storage: Storage, selection: Selection, max_workers: int) -> list[C
     if len(selection.files) <= 1 or max_workers == 1:
         results = [read(file) for file in selection.files]
     else:
-        results = _in_threads(read, selection.files, max_workers)
+        from tensorferry.formats.in_threads import in_threads  # not at the top: one file never needs it
+
+        results = in_threads(read, selection.files, max_workers)
     faults = [result for result in results if isinstance(result, FormatError)]
     if faults:
         raise _together(faults)
@@ -258,15 +260,6 @@ def _headers(storage: Storage, selection: Selection, max_workers: int) -> list[C
     if isinstance(reader, ChecksSets):
         reader.check_set(selection.files, parts)
     return parts
-
-
-def _in_threads(
-    read: Callable[[File], Catalogue | FormatError], files: Sequence[File], max_workers: int
-) -> list[Catalogue | FormatError]:
-    from concurrent.futures import ThreadPoolExecutor  # not at the top: a checkpoint of one file never needs it
-
-    with ThreadPoolExecutor(min(max_workers, len(files)), thread_name_prefix="tensorferry-headers") as pool:
-        return list(pool.map(read, files))
 
 
 def _together(faults: Sequence[FormatError]) -> FormatError:

@@ -18,6 +18,7 @@ from tensorferry.core.catalogue import TensorEntry
 from tensorferry.core.schedule import Read, Schedule
 from tensorferry.execute.base import Counters, Executor, OnReady, Parameters
 from tensorferry.execute.making import reads_of
+from tensorferry.execute.pool import joined
 from tensorferry.execute.stream import stream
 from tensorferry.execute.threaded import ThreadedExecutor
 from tensorferry.progress import SILENT, Progress
@@ -69,14 +70,21 @@ class Ahead:
         """Make `counters`, which saw only what was asked for, say what was read for it."""
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:  # it may run all the same
+            self._end()
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._end()
+
+    def _end(self) -> None:
         with self._turn:
             self._stopped = True
             self._turn.notify_all()
-        self._thread.join()
+        joined(self._thread)
 
     def _run(self) -> None:
         try:

@@ -54,10 +54,18 @@ class Handle:
             return None
 
     def close(self) -> None:
-        """Close the descriptors."""
-        os.close(self.fd)
-        if self._direct is not None and self._direct.fd >= 0:
-            os.close(self._direct.fd)
+        """Close the descriptors; idempotent."""
+        fd, self.fd = self.fd, -1
+        direct, self._direct = self._direct, None
+        for each in (fd, -1 if direct is None else direct.fd):
+            if each >= 0:
+                os.close(each)
+
+    def __del__(self) -> None:
+        # An interrupt may come before whoever opens a storage has it to close. Numbers of descriptors are used again,
+        # so that a handle is closed but once.
+        if getattr(self, "fd", -1) >= 0:
+            self.close()
 
 
 def fill(fd: int, label: str, offset: int, views: list[memoryview]) -> int:

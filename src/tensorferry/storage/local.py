@@ -276,7 +276,7 @@ class LocalStorage:
                 raise ReadError(f"{self._folder.label(path)}: its storage was closed")
             handle = self._handles.get(path)
             if handle is None:
-                handle = self._handles[path] = Handle(path, self._open(path))
+                handle = self._handles[path] = self._open(path)
             handle.users += 1
             self._handles.move_to_end(path)
             if len(self._handles) > self._max_open:
@@ -306,25 +306,25 @@ class LocalStorage:
                 if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._evict(len(self._handles) // 2):
                     raise
 
-    def _open(self, path: str) -> int:
+    def _open(self, path: str) -> Handle:
         real, _ = self._folder.resolve(path)
         try:
             # The real path has no links, so a link there now was just put in; a pipe just put in would wait forever.
             flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
-            fd = self._with_room(lambda: os.open(real, flags))
+            handle = self._with_room(lambda: Handle(path, os.open(real, flags)))
         except OSError as error:
             raise located(error, self._folder.label(path)) from None
         try:
-            info = os.fstat(fd)
+            info = os.fstat(handle.fd)
             refuse_irregular(info, self._folder.label(path))
-            if (place := place_of(fd)) is not None:  # a folder on the way may have become a link meanwhile
+            if (place := place_of(handle.fd)) is not None:  # a folder on the way may have become a link meanwhile
                 self._folder.refuse_outside(path, place)
             self._refuse_change(path, self._opened.setdefault(path, identity_of(info)), identity_of(info))
         except BaseException:
-            os.close(fd)
+            handle.close()
             raise
-        read_as_asked(fd)
-        return fd
+        read_as_asked(handle.fd)
+        return handle
 
     def _identities(self, path: str) -> Iterator[Identity | None]:
         """Yield what `path` is now: the file that is open, if one is, then the file that the path leads to."""
