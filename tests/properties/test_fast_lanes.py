@@ -94,7 +94,7 @@ def contents(model: Model) -> dict[str, list[Any]]:
     return {name: [tensor.dtype, tensor.tolist()] for name, tensor in model.state_dict().items()}
 
 
-@MANY
+@settings(MANY, max_examples=300)
 @given(worlds(), costs)
 def test_plans_and_schedules_are_equal(world: World, cost: dict[str, Any]) -> None:
     plan = world.plan()

@@ -126,7 +126,8 @@ def one_read(works: Sequence[Work], cost: ReadCost) -> Read | None:
     plain, end, used = works[0].plain, start, 0
     for work in works:
         that, offset, length, needed, times, *_ = work.ranges[0]
-        if offset < end or times > 1 or len(work.ranges) > 1 or work.plain is not plain or that != file:
+        alone = len(work.ranges) == len(work.boxes) == 1  # an input may need no bytes, and is there all the same
+        if offset < end or times > 1 or not alone or work.plain is not plain or that != file:
             return None
         gap, end, used = offset - end, offset + length, used + needed
         if gap and not cost.joins(gap, end - start, used):

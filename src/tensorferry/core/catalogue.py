@@ -148,7 +148,7 @@ class Catalogue(Mapping[str, TensorEntry]):
     @property
     def nbytes(self) -> int:
         """Bytes of all values."""
-        return sum(e.nbytes for e in self._entries.values())
+        return sum([e.dtype.nbytes(e.shape) for e in self._entries.values()])
 
     def replacing(self, entries: Iterable[TensorEntry], *, notes: Iterable[str] = ()) -> Catalogue:
         """Return a catalogue of other `entries` over the same files, with `notes` added."""

@@ -112,7 +112,8 @@ class Plan:
     @cached_property
     def bytes_needed(self) -> int:
         """Bytes of checkpoint that the steps need, before any rounding up to whole reads."""
-        return sum(s.entry.dtype.nbytes(s.region.shape) for step in self.steps if step.into.size for s in step.sources)
+        sources = [s for step in self.steps if step.sources and step.into.size for s in step.sources]
+        return sum([entry.dtype.nbytes(region.box.shape) for entry, region in sources])
 
     @cached_property
     def fatal(self) -> tuple[Problem, ...]:

@@ -83,18 +83,17 @@ def in_place(plan: Plan, task: Task, parameter: torch.Tensor) -> torch.Tensor | 
 
     None where the bytes cannot simply be read there: another type, another device, strides, a transform.
     """
-    return plain_part(plan, task, parameter) if parameter.device.type == "cpu" else None
+    return plain_part(plan, task, parameter) if parameter.is_cpu else None
 
 
 def plain_part(plan: Plan, task: Task, parameter: torch.Tensor) -> torch.Tensor | None:
     """Return what `in_place` does, whatever device the parameter is on."""
-    step = plan.steps[task.step]
-    if step.via is not None or len(task.inputs) != 1 or len(task.inputs[0].pieces) != 1:
+    step, inputs = plan.steps[task.step], task.inputs
+    if step.via is not None or len(inputs) != 1 or len(inputs[0].pieces) != 1:
         return None
-    source, piece = step.sources[0], task.inputs[0].pieces[0]
-    target = plan.parameters[step.parameter].dtype
-    region = source.region
-    if source.entry.dtype is not target and source.entry.dtype != target:
+    source, piece = step.sources[0], inputs[0].pieces[0]
+    (entry, region), target = source, plan.parameters[step.parameter].dtype
+    if entry.dtype is not target and entry.dtype != target:
         return None
     whole = piece.box is region.box and step.into is region and region.is_whole and target.block == 1
     if whole and parameter.shape == region.view:  # as most are

@@ -77,10 +77,11 @@ class Materialized(Mapping[str, torch.Tensor]):
 
     def __getitem__(self, name: str) -> torch.Tensor:
         with self._lock:
-            if name not in self._ready:
-                self._ready[name] = self._materialize(name)
+            tensor = self._ready.get(name)
+            if tensor is None:
+                tensor = self._ready[name] = self._materialize(name)
                 self.touched = True
-            return self._ready[name]
+            return tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

@@ -8,16 +8,17 @@ import pytest
 
 from helpers.core_values import by_name, catalogue_of, columns, entry, rows, slot, target_of
 from tensorferry.config import ReadOptions
-from tensorferry.core.boxes import Region
+from tensorferry.core.batching import Range, Work, batches
+from tensorferry.core.boxes import Box, Region
 from tensorferry.core.catalogue import Catalogue
-from tensorferry.core.cost import LOCAL, NETWORK, REMOTE
+from tensorferry.core.cost import LOCAL, NETWORK, REMOTE, ReadCost
 from tensorferry.core.dtypes import DTYPES
 from tensorferry.core.lower import lower
 from tensorferry.core.plan import Plan
 from tensorferry.core.planning import make_plan
 from tensorferry.core.rules import Place
 from tensorferry.core.ruleset import RuleSet
-from tensorferry.core.schedule import Schedule
+from tensorferry.core.schedule import Input, Piece, Read, Schedule, Task
 from tensorferry.core.target import TargetTensor
 from tensorferry.core.transforms import Add
 
@@ -156,3 +157,12 @@ def test_reading_over_the_widest_hole_costs_no_more_than_skipping_it(cost: Any) 
     over = cost.of(0, 100 * cost.page + cost.gap)
     assert over <= 2 * cost.of(0, 50 * cost.page) + cost.page
     assert over + cost.page >= 2 * cost.of(0, 50 * cost.page)
+
+
+def test_an_input_that_needs_no_bytes_is_an_input_of_its_task_all_the_same() -> None:
+    box, none = Box((0,), (2,)), Box((0,), (0,))
+    range_ = Range("f", 8, 2, 2, 1, 0, 1, (1,), box)
+    work = Work("m", 0, None, (none, box), (range_,), False, 0)
+    (batch,) = batches([work], {"f": 0}, ReadCost(0, BIG, 1.0), BIG)
+    assert batch.reads == (Read("f", 8, 2),)
+    assert batch.tasks == (Task(0, None, (Input(0, none, ()), Input(1, box, (Piece(0, 0, (1,), box),)))),)
