@@ -14,7 +14,7 @@ from tensorferry.core.schedule import Batch, Piece, Read, Task
 __all__ = ["Strip", "read_in_strips", "strips"]
 
 _STRIP = 1 << 20
-"""Bytes of a strip: what a core has in its second cache, and enough for a disk."""
+"""Bytes of a strip, at least, and at most about twice as many: less are slower to copy, more do not stay in the cache."""
 
 
 class Strip(NamedTuple):
@@ -38,7 +38,7 @@ def read_in_strips(plan: Plan, batch: Batch, direct: Container[int]) -> dict[int
         (piece,) = task.inputs[0].pieces
         read, unit = batch.reads[piece.read], _unit(plan, task)
         alone = users[piece.read] == 1 and piece.read not in direct
-        if alone and _STRIP < read.length == _extent(piece) * unit and read.times == 1 and _falling(piece):
+        if alone and 2 * _STRIP <= read.length == _extent(piece) * unit and read.times == 1 and _falling(piece):
             found[piece.read] = task
     return found
 
@@ -50,7 +50,7 @@ def strips(plan: Plan, read: Read, task: Task) -> Iterator[Strip]:
     dim = next(d for d, n in enumerate(piece.box.shape) if n > 1)
     row = piece.strides[dim] * _unit(plan, task)
     rows, first, last = piece.box.shape[dim], piece.box.start[dim], piece.box.stop[dim]
-    each = -(-rows // -(-read.length // _STRIP))
+    each = -(-rows // (read.length // _STRIP))
     for at in range(first, last, each):
         stop, begin = min(at + each, last), (at - first) * row
         length = read.length - begin if stop == last else (stop - at) * row

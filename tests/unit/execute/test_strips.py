@@ -48,14 +48,14 @@ def test_columns_are_taken_out_of_strips_that_bring_each_byte_once(offset: int) 
     counters = ThreadedExecutor(1).run(schedule, storage, found)
     assert torch.equal(found["p"], matrix()[:, 300:364])
     assert counters.bytes_read == counters.copied_bytes == schedule.bytes_read
-    assert counters.reads == len(storage.reads) == 6
-    assert [at for _, at, _ in storage.reads] == [offset + 300 * 4 + n * 250 * 4096 for n in range(6)]
+    assert counters.reads == len(storage.reads) == 5
+    assert [at for _, at, _ in storage.reads] == [offset + 300 * 4 + n * 300 * 4096 for n in range(5)]
 
 
 def test_no_more_than_a_strip_is_staged() -> None:
     storage, found = MemoryStorage({"f": raw(matrix())}), {"p": torch.zeros(ROWS, 64)}
     counters = ThreadedExecutor(1).run(scheduled(columns(0, 64)), storage, found)
-    assert counters.staging_peak == 250 * 4096
+    assert counters.staging_peak == 300 * 4096
 
 
 def test_what_is_cast_goes_through_strips_too() -> None:
@@ -64,7 +64,7 @@ def test_what_is_cast_goes_through_strips_too() -> None:
     storage, found = MemoryStorage({"f": raw(matrix())}), {"w": torch.zeros(ROWS * COLUMNS, dtype=torch.float64)}
     counters = ThreadedExecutor(1).run(scheduled(plan), storage, found)
     assert torch.equal(found["w"], matrix().flatten().double())
-    assert (len(storage.reads), counters.bytes_read) == (6, ROWS * COLUMNS * 4)
+    assert (len(storage.reads), counters.bytes_read) == (5, ROWS * COLUMNS * 4)
 
 
 def test_what_goes_straight_to_its_place_is_one_read() -> None:
@@ -103,5 +103,5 @@ def test_strips_are_of_about_equal_size_and_the_last_ends_with_the_last_needed_b
     batch = scheduled(plan).batches[0]
     ((n, task),) = read_in_strips(plan, batch, ()).items()
     parts = [strip.read for strip in strips(plan, batch.reads[n], task)]
-    assert [part.length for part in parts] == [250 * 4096] * 5 + [249 * 4096 + 64]
+    assert [part.length for part in parts] == [300 * 4096] * 4 + [299 * 4096 + 64]
     assert sum(part.length for part in parts) == batch.reads[n].length
