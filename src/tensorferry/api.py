@@ -286,6 +286,7 @@ def _report(
         direct_bytes=counters.direct_bytes,
         copied_bytes=counters.copied_bytes,
         ways=counters.ways,
+        storage=checkpoint.options.storage,
         staging_peak=counters.staging_peak,
         executor=type(executor).__name__,
         fingerprint=made.fingerprint,

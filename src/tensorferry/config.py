@@ -22,6 +22,7 @@ __all__ = [
     "ModelConfig",
     "ParallelConfig",
     "ReadOptions",
+    "StorageKind",
     "Strategy",
     "expect",
     "folders",
@@ -33,6 +34,7 @@ KIB, MIB = 1 << 10, 1 << 20
 Strategy = Literal["lazy", "eager", "prefetch"]
 LoaderUse = Literal["trace", "stream"]
 Direct = Literal["auto", "always", "never"]
+StorageKind = Literal["auto", "local", "network", "remote"]
 Folders = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """One folder or several."""
 
@@ -44,6 +46,10 @@ DTYPES = {
 
 _DEVICE = re.compile(r"[a-z]+(:\d+)?")
 _T = TypeVar("_T")
+
+
+class _Suited(int):
+    """A size that nobody gave: it changes with the kind of storage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +71,13 @@ class ReadOptions:
     pinned: whether what goes to GPUs is staged in pinned memory, which they fetch it from on their own time.
     gpu_direct: whether GPUs read files by themselves, through kvikio: "never", "auto" where kvikio says that it can, or
     "always", which is refused where kvikio is not installed.
-
-    The defaults are what a local disk likes, cold or cached; `suited_to` gives those of other storages.
+    storage: what `max_read`, `max_gap` and `threads` are chosen for, where they are not given: "local" disks, "network"
+    file systems, "remote" ranges over HTTP, or "auto" for what an open checkpoint is found to lie on.
     """
 
     max_staging: int = 256 * MIB
-    max_read: int = 2 * LOCAL.best
-    max_gap: int = LOCAL.gap
+    max_read: int = _Suited(2 * LOCAL.best)
+    max_gap: int = _Suited(LOCAL.gap)
     waste: float = 4096.0
     threads: int = 0
     direct: Direct = "auto"
@@ -80,8 +86,10 @@ class ReadOptions:
     huge_pages: bool = False
     pinned: bool = True
     gpu_direct: Direct = "never"
+    storage: StorageKind = "auto"
 
     def __post_init__(self) -> None:
+        _one_of("storage", self.storage, get_args(StorageKind))
         for name in ("max_staging", "max_read", "max_gap", "waste", "threads"):
             value = getattr(self, name)
             allowed = (int, float) if name == "waste" else (int,)
@@ -97,23 +105,25 @@ class ReadOptions:
             )
         if self.max_gap < 0 or self.waste < 1 or self.threads < 0:
             raise ConfigError("max_gap and threads must not be negative, and waste must be at least 1")
+        cost = STORAGE_COSTS.get(self.storage, LOCAL)
+        for name, size in (("max_read", min(2 * cost.best, self.max_staging)), ("max_gap", cost.gap)):
+            if isinstance(getattr(self, name), _Suited):
+                object.__setattr__(self, name, _Suited(size))
+
+    def settled(self, kind: StorageKind) -> Self:
+        """Return these options for a checkpoint on storage of that kind, unless they say which kind it is."""
+        return replace(self, storage=kind) if self.storage == "auto" else self
 
     @classmethod
     def suited_to(cls, kind: str, **options: Any) -> Self:
-        """Return the options for a kind of storage, "local", "network" or "remote", but for `options` that are given.
-
-        >>> ReadOptions.suited_to("network").max_gap, ReadOptions.suited_to("local", max_gap=0).max_gap
-        (135168, 0)
-        """
-        cost = STORAGE_COSTS.get(kind)
-        if cost is None:
-            raise ConfigError(f"storage kind {kind!r}: one of {', '.join(STORAGE_COSTS)} is expected")
-        return cls(**{"max_read": 2 * cost.best, "max_gap": cost.gap, **options})
+        """Return the options for a kind of storage, but for `options` that are given."""
+        _one_of("storage kind", kind, list(STORAGE_COSTS))
+        return cls(**{"storage": kind, **options})
 
     @property
     def workers(self) -> int:
         """How many reader threads there will be."""
-        return self.threads or min(8, 4 * (os.cpu_count() or 1))
+        return self.threads or min(8, 4 * (os.cpu_count() or 1) if self.storage in ("auto", "local") else 8)
 
     @property
     def copiers(self) -> int:

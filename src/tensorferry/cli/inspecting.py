@@ -23,8 +23,8 @@ def inspection(checkpoint: Checkpoint, names: str | None = None) -> dict[str, An
     """Return what `checkpoint` holds as plain data, whose keys stay as they are.
 
     Keys: source, format, selection, index (its path, or None), files (path, size), ignored (path, reason), metadata,
-    warnings, nbytes (of all values), tensors. Of each tensor: name, dtype, shape, file, offset (bytes from the start
-    of the file), nbytes (of the values), strides (elements; None where they are row-major).
+    warnings, nbytes (of all values), storage (its kind), tensors. Of each tensor: name, dtype, shape, file, offset
+    (bytes from the start of the file), nbytes (of the values), strides (elements; None where they are row-major).
     names: a pattern with ``*`` that the names of tensors must match.
     """
     selection = checkpoint.selection
@@ -38,6 +38,7 @@ def inspection(checkpoint: Checkpoint, names: str | None = None) -> dict[str, An
         "metadata": dict(checkpoint.catalogue.metadata),
         "warnings": list(checkpoint.warnings),
         "nbytes": checkpoint.catalogue.nbytes,
+        "storage": checkpoint.options.storage,
         "tensors": [_tensor(e) for e in _matching(checkpoint, names)],
     }
 
@@ -68,6 +69,7 @@ def inspection_text(checkpoint: Checkpoint, names: str | None = None, *, every: 
     lines = [
         f"{shown(checkpoint.uri, 300)}: {head}",
         f"files: {shown(selection.reason, 1000)}",
+        *_storage(checkpoint),
         *_tensor_lines(matching := _matching(checkpoint, names), every=every),
         *([f"matching: {_counted(matching, 'tensor')}, {_size(matching)}"] if names is not None else []),
         f"types: {_types(catalogue.values())}",
@@ -76,6 +78,14 @@ def inspection_text(checkpoint: Checkpoint, names: str | None = None, *, every: 
         *(f"warning: {shown(warning, 1000)}" for warning in checkpoint.warnings),
     ]
     return "\n".join(lines)
+
+
+def _storage(checkpoint: Checkpoint) -> list[str]:
+    options = checkpoint.options
+    if options.storage == "local":
+        return []
+    most, gap = human_bytes(options.max_read), human_bytes(options.max_gap)
+    return [f"storage: {options.storage}, read at most {most} at a time, over holes of at most {gap}"]
 
 
 def _counted(things: Sized, what: str) -> str:

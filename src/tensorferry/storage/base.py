@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 __all__ = [
     "File",
     "Storage",
     "SupportsDevice",
+    "SupportsKind",
     "SupportsLocalPath",
     "SupportsMap",
     "SupportsReadAhead",
@@ -155,6 +156,18 @@ class SupportsUncached(Protocol):
 
     def forget(self, path: str, offset: int, length: int) -> None:
         """Have the page cache let go of the pages of a range. A hint: pages that others write to or map may stay."""
+        ...
+
+
+@runtime_checkable
+class SupportsKind(Protocol):
+    """Storages that know what reading from them is like. Others are taken for local ones."""
+
+    def kind(self, path: str) -> Literal["local", "network", "remote"]:
+        """Return which kind of storage the file at `path` lies on; see `tensorferry.core.cost`.
+
+        Raises what opening the file for a read would raise.
+        """
         ...
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-__all__ = ["SPARE", "DirectFile", "Filled", "fill", "open_direct"]
+__all__ = ["SPARE", "DirectFile", "Filled", "fill", "is_elsewhere", "open_direct"]
 
 SPARE = 1 << 20
 """Bytes of the buffer that misaligned bytes go through. Not more: what is copied on should still be in a fast cache."""
@@ -30,6 +30,8 @@ _KNOWN = {
     0x01021997: "9p", 0x0BD00BD0: "Lustre", 0x00C36400: "Ceph", 0x47504653: "GPFS", 0x19830326: "BeeGFS",
     0x2FC12FC1: "ZFS", 0x6A656A63: "virtiofs",
 }  # fmt: skip
+_ELSEWHERE = {0x6969, 0xFF534D42, 0xFE534D42, 0x65735546, 0x0BD00BD0, 0x00C36400, 0x47504653, 0x19830326}
+"""Of these, those whose bytes come from another machine, or from a process that gets them from one (FUSE)."""
 
 
 class DirectFile(NamedTuple):
@@ -57,6 +59,11 @@ class _Run(NamedTuple):
     start: int
     stop: int
     into: memoryview | None
+
+
+def is_elsewhere(fd: int) -> bool:
+    """Whether an open file lies on a file system that is on another machine, as far as the system tells."""
+    return _magic(fd) in _ELSEWHERE
 
 
 def open_direct(fd: int) -> DirectFile:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from tensorferry.errors import LocateError, shown
 from tensorferry.storage.base import (
     File,
     Storage,
+    SupportsKind,
     SupportsLocalPath,
     SupportsReadAhead,
     SupportsUncached,
@@ -87,6 +89,11 @@ class JoinedStorage:
         _, part, inner = self._find(path)
         if isinstance(part, SupportsUncached):
             part.forget(inner, offset, length)
+
+    def kind(self, path: str) -> Literal["local", "network", "remote"]:
+        """Return which kind of storage a file of a part lies on; local where the part does not know."""
+        _, part, inner = self._find(path)
+        return part.kind(inner) if isinstance(part, SupportsKind) else "local"
 
     def local_path(self, path: str) -> str | None:
         """Return where a file of a part is on this machine, if the part can tell."""

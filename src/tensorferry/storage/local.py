@@ -13,11 +13,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from threading import Lock, local
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Literal, Self, TypeVar
 
 from tensorferry.errors import ReadError
 from tensorferry.storage.base import File, Uncached
-from tensorferry.storage.direct import SPARE, Filled
+from tensorferry.storage.direct import SPARE, Filled, is_elsewhere
 from tensorferry.storage.folder import Folder, Identity, identity_of, located, refuse_irregular
 from tensorferry.storage.handle import Handle, fill, mapped, place_of, read_as_asked
 from tensorferry.storage.page_cache import absent_ranges, cached_share, forget
@@ -40,7 +40,7 @@ class Counters:
 
 class LocalStorage:
     """The folder `root`, and its sub-folders, as a `Storage` that also `SupportsMap`, `SupportsScatter`,
-    `SupportsRuns`, `SupportsReadAhead` and `SupportsUncached`.
+    `SupportsRuns`, `SupportsReadAhead`, `SupportsUncached` and `SupportsKind`.
 
     Nothing outside the folder is opened, whatever a path or a link says; see `Folder` for the links of a hub cache.
     The folder itself may be a link. All methods may be called from several threads.
@@ -225,6 +225,11 @@ class LocalStorage:
                 except OSError as error:
                     raise located(error, f"{self._folder.label(path)}: cannot be mapped") from None
             return self._maps[key]
+
+    def kind(self, path: str) -> Literal["local", "network"]:
+        """Return "network" where `path` lies on a file system of another machine, or one in user space."""
+        with self._lend(path) as handle:
+            return "network" if is_elsewhere(handle.fd) else "local"
 
     def local_path(self, path: str) -> str:
         """Return where `path` really is; raises as `stat` does."""

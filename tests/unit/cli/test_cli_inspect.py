@@ -13,6 +13,7 @@ import torch
 
 from helpers.checkpoints import ar, write_index, write_raw_safetensors, write_safetensors
 from helpers.command_line import CommandLine
+from tensorferry import ReadOptions
 from tensorferry.cli.inspecting import inspection
 from tensorferry.core.catalogue import Catalogue, Chunk, TensorEntry
 from tensorferry.core.dtypes import DTYPES
@@ -106,7 +107,8 @@ def test_patterns_of_files_choose_what_is_inspected(run: CommandLine, layers: Pa
 def test_json_has_these_keys_and_no_others(run: CommandLine, layers: Path) -> None:
     data = document(run, layers)
     assert set(data) == {
-        "source", "format", "selection", "index", "files", "ignored", "metadata", "warnings", "nbytes", "tensors",
+        "source", "format", "selection", "index", "files", "ignored", "metadata", "warnings", "nbytes",
+        "storage", "tensors",
     }  # fmt: skip
     assert set(data["files"][0]) == {"path", "size"}
     assert set(data["ignored"][0]) == {"path", "reason"}
@@ -137,6 +139,7 @@ def test_json_of_a_tensor_that_is_no_span_has_all_keys() -> None:
     class Stub:
         uri = "there"
         warnings = ()
+        options = ReadOptions()
         catalogue = Catalogue([TensorEntry("w", DTYPES["F32"], (2,), (Chunk(None, None),))], format="packed")
 
         class selection:  # noqa: N801
