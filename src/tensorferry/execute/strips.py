@@ -14,7 +14,7 @@ from tensorferry.core.schedule import Batch, Piece, Read, Task
 __all__ = ["Strip", "read_in_strips", "strips"]
 
 _STRIP = 1 << 20
-"""Bytes of a strip at least, and at most about twice as many: less are slower to copy, more do not stay in the cache."""
+"""Bytes of a strip at least, and about twice as many at most: less copy more slowly, more do not stay in the cache."""
 
 
 class Strip(NamedTuple):
