@@ -7,10 +7,11 @@ make, on CPUs::
 
     vllm/bin/python benchmarks/vllm_engines.py [CASE …]
 
-*stages*: two pipeline stages, of which values are compared alone. *experts*: whole experts on each of two ranks. *tied*:
-a tied head on two ranks; *tied-stages*: on two stages. *draft*: a small Llama drafts, on two ranks; *draft-elsewhere*:
-and ``weights`` says where those of the served model are. *eagle*: an EAGLE head with an embedding of its own;
-*eagle-bare*: one that takes it from the served model. *medusa*: Medusa heads. Exits with 1 where anything differs.
+*stages*: two pipeline stages, of which values alone are compared. *experts*: whole experts on each of two ranks.
+*tied*: a tied head on two ranks; *tied-stages*: on two stages. *draft*: a small Llama drafts, on two ranks;
+*draft-elsewhere*: and ``weights`` says where those of the served model are. *eagle*: an EAGLE head with an embedding of
+its own; *eagle-bare*: one that takes it from the served model. *medusa*: Medusa heads. Exits with 1 where anything
+differs.
 """
 
 from __future__ import annotations

@@ -20,6 +20,12 @@ def st_file(header: str | bytes, data: bytes = b"", *, length: int | None = None
     return struct.pack("<Q", len(text) if length is None else length) + text + data
 
 
+def header_and_values(file: bytes) -> tuple[bytes, bytes]:
+    """Return the header, without the spaces that it may end with, and what follows it."""
+    end = 8 + int.from_bytes(file[:8], "little")
+    return file[8:end].rstrip(b" "), file[end:]
+
+
 def entry(dtype: str = "U8", shape: str = "[1]", offsets: str = "[0,1]") -> str:
     return f'{{"dtype":"{dtype}","shape":{shape},"data_offsets":{offsets}}}'
 

@@ -18,6 +18,9 @@ __all__ = ["SafetensorsWriter", "planned_file", "shards_of", "write_safetensors"
 
 _SINGLE = "model.safetensors"
 _INDEX = f"{_SINGLE}.index.json"
+_LENGTH = struct.Struct("<Q")
+_PAGE = 4096
+"""Bytes that values begin at a multiple of."""
 
 
 class SafetensorsWriter:
@@ -108,7 +111,8 @@ def write_safetensors(
     The file is written beside, under a name that begins with a dot, flushed to the disk and renamed, so that `path` is
     always the old file or the new one. It keeps the permissions of the old file; a new one gets those of the umask. A
     link at `path` is replaced, not followed. Wider types come first, then names in order, so that every tensor is
-    aligned; `chunks` are asked for in that order.
+    aligned; `chunks` are asked for in that order. Values begin on a page of the file, after a header that is filled up
+    with spaces, which the format allows: so they can be read directly, and copied as fast as the processor can.
 
     Raises FormatError, with `path` untouched, if a tensor does not fit the format or its chunks are not as long as its
     shape says; OSError if the disk refuses.
@@ -133,12 +137,12 @@ def _header(tensors: Mapping[str, NewTensor], metadata: Mapping[str, str] | None
         text = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
     except UnicodeEncodeError as error:
         raise FormatError(f"lone surrogate in a name or in the metadata: {shown(error.object)!r}") from None
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-(_LENGTH.size + len(text)) % _PAGE)
     if len(text) > MAX_HEADER:
         raise FormatError(
             f"the header takes {len(text)} bytes, the limit of the format is {MAX_HEADER}: use more files"
         )
-    return struct.pack("<Q", len(text)) + text
+    return _LENGTH.pack(len(text)) + text
 
 
 def _refuse_unwritable(name: str, dtype: DType, shape: Shape) -> None:

@@ -16,7 +16,17 @@ from tensorferry.errors import PlanError
 from tensorferry.modules.packed import PackedParameter
 from tensorferry.numerics.torch_dtypes import dtype_of, logical_shape
 
-__all__ = ["DeclaresSlots", "Place", "declares_slots", "describe", "identity_of", "offers", "places", "tensors_of", "walked"]
+__all__ = [
+    "DeclaresSlots",
+    "Place",
+    "declares_slots",
+    "describe",
+    "identity_of",
+    "offers",
+    "places",
+    "tensors_of",
+    "walked",
+]
 
 
 _PLAIN_TENSORS = (nn.Parameter, torch.Tensor)

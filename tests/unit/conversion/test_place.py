@@ -159,7 +159,7 @@ def test_rem_09_a_full_disk_says_what_is_needed_and_what_is_free_and_leaves_noth
     monkeypatch.setattr(safetensors_write, "write_chunks", full)
     with pytest.raises(
         WriteError,
-        match=r"/out: No space left on device \([0-9.]+ B are needed, .* are free\); nothing is left half written",
+        match=r"/out: No space left on device \([0-9.]+ KiB are needed, .* are free\); nothing is left half written",
     ) as caught:
         convert(source, tmp_path / "out")
     assert caught.value.errno == errno.ENOSPC
