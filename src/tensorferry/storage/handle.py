@@ -68,8 +68,13 @@ class Handle:
             self.close()
 
 
-def fill(fd: int, label: str, offset: int, views: list[memoryview]) -> int:
-    """Fill `views` as far as the file goes; return how many bytes that was. Raises ReadError."""
+def fill(fd: int, label: str, offset: int, views: list[memoryview], *, touch: bool) -> int:
+    """Fill `views` as far as the file goes; return how many bytes that was. Raises ReadError.
+
+    touch: give memory that nobody has used its pages before; see `in_touched_pieces`.
+    """
+    if not touch:
+        return _fill(fd, label, offset, views)
     done = 0
     for group in _groups(views):
         wanted = sum(map(len, group))

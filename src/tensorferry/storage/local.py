@@ -106,13 +106,16 @@ class LocalStorage:
 
         `out` is not kept.
         """
-        self.read_vector(path, offset, (out,))
+        self._read(path, offset, (out,), touch=False)
 
     def read_vector(self, path: str, offset: int, outs: Sequence[memoryview]) -> None:
-        """Fill `outs` one after the other from one contiguous range of `path`: `read_into`, scattered."""
+        """Fill `outs`, such as tensors, one after the other from one contiguous range of `path`."""
+        self._read(path, offset, outs, touch=True)
+
+    def _read(self, path: str, offset: int, outs: Sequence[memoryview], *, touch: bool) -> None:
         views, wanted = self._asked(path, offset, outs)
         with self._lend(path) as handle:
-            got = fill(handle.fd, self._folder.label(path), offset, views)
+            got = fill(handle.fd, self._folder.label(path), offset, views, touch=touch)
         if got < wanted:
             raise self._short(path, offset, wanted, got)
         self._count(got, bool(wanted))
