@@ -37,9 +37,9 @@ from pathlib import Path
 from typing import Any
 
 from vllm_quantized import QUANTIZED, write_quantized
-from vllm_sources import SOURCES, write_sources
+from vllm_sources import SOURCES, own_folder_last, write_sources
 
-sys.path.append(sys.path.pop(0))  # gguf.py beside this file must not hide the library, which older vLLMs import
+own_folder_last()
 
 BASE: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 8,

@@ -131,7 +131,8 @@ def tried(name: str) -> bool:
         ours = run(served, "tensorferry", size, options=more, **extra)
         if weights is not None:  # vLLM's loader looks beside the configuration only
             replace_weights(served, Path(weights))
-        return compared(name, ours, run(served, "auto", size, options=more))
+        lines = 1 if more.get("pipeline_parallel_size", 1) > 1 else 2  # stages generate nothing: see `vllm_tokens`
+        return compared(name, ours, run(served, "auto", size, options=more), lines=lines)
 
 
 def replace_weights(folder: Path, by: Path) -> None:

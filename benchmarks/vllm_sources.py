@@ -1,12 +1,19 @@
-"""Tiny checkpoints that lie in several files which are read one after the other, for ``trace_vllm.py``."""
+"""What the scripts for vLLM share: tiny checkpoints that lie in several files, and where modules are looked for."""
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 SOURCES = ("bgem3",)
 """BGE-M3, whose heads vLLM takes from torch files that nothing else reads, under prefixes that they do not have."""
+
+
+def own_folder_last() -> None:
+    """Have ``gguf.py`` beside this file not hide the library of that name, which older vLLMs import."""
+    here = str(Path(__file__).resolve().parent)
+    sys.path[:] = [path for path in sys.path if path != here] + [here]
 
 
 def write_sources(kind: str, folder: Path) -> None:

@@ -78,7 +78,7 @@ def load(
     refuse_unknown_options(load, opening)
     refuse_nonsense(model, rules, strict)
     telling = progress_of(progress)
-    device_for(model, device)
+    device_for(model, device)  # raises, before anything is opened
     with opened(path, options, opening) as checkpoint, _paused_for_little(checkpoint):
         seconds: dict[str, float] = {}
         with timed(seconds, "verify") if verify else nullcontext():
@@ -167,7 +167,8 @@ def run(
 
 def _paused_for_little(checkpoint: Checkpoint) -> AbstractContextManager[None]:
     """Return what pauses the collector for a load, but where that may take long: other threads make garbage, too."""
-    return collector_paused() if checkpoint.catalogue.nbytes <= _LITTLE else nullcontext()
+    soon = checkpoint.catalogue.nbytes <= _LITTLE and checkpoint.options.storage_kind == "local"
+    return collector_paused() if soon else nullcontext()
 
 
 def _memory(
@@ -286,7 +287,7 @@ def _report(
         direct_bytes=counters.direct_bytes,
         copied_bytes=counters.copied_bytes,
         ways=counters.ways,
-        storage=checkpoint.options.storage,
+        storage_kind=checkpoint.options.storage_kind,
         staging_peak=counters.staging_peak,
         executor=type(executor).__name__,
         fingerprint=made.fingerprint,

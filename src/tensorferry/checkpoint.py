@@ -14,7 +14,8 @@ from tensorferry.core.dtypes import Kind
 from tensorferry.core.names import nearest
 from tensorferry.errors import AccessDenied, ConfigError, LocateError, PlanError, shown
 from tensorferry.formats.opening import Opened, open_files
-from tensorferry.storage.base import SupportsKind, SupportsMap
+from tensorferry.storage.base import SupportsMap
+from tensorferry.storage.reading import kind_of
 
 if TYPE_CHECKING:
     import torch
@@ -53,8 +54,8 @@ class Checkpoint(Opened):
     def of(cls, opened: Opened, options: ReadOptions) -> Self:
         """Return what was opened, to be read with `options`, as suits the kind of storage of its first file."""
         storage, files = opened.storage, opened.selection.files
-        kind = storage.kind(files[0].path) if files and isinstance(storage, SupportsKind) else "local"
-        return cls(storage, opened.selection, opened.catalogue, options.settled(kind))
+        settled = options.settled(kind_of(storage, files[0].path) if files else "local")
+        return cls(storage, opened.selection, opened.catalogue, settled)
 
     @property
     def uri(self) -> str:

@@ -26,15 +26,17 @@ def collector_paused() -> Iterator[None]:
     keeps it off is not surprised.
     """
     global _pauses, _was_on
-    with _lock:
-        if _pauses == 0:
-            _was_on = gc.isenabled()
-            gc.disable()
-        _pauses += 1
+    paused = False
     try:
+        with _lock:
+            if _pauses == 0:
+                _was_on = gc.isenabled()
+            _pauses, paused = _pauses + 1, True  # an interrupt comes before both or after both
+            gc.disable()
         yield
     finally:
-        with _lock:
-            _pauses -= 1
-            if _pauses == 0 and _was_on:
-                gc.enable()
+        if paused:
+            with _lock:
+                _pauses -= 1
+                if _pauses == 0 and _was_on:
+                    gc.enable()

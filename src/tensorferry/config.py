@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Self, TypeVar, cast, get_args
 
+from tensorferry.checks import expect, expect_one_of
 from tensorferry.core.cost import LOCAL, STORAGE_COSTS
 from tensorferry.core.names import nearest
 from tensorferry.core.plan import Strictness
 from tensorferry.errors import ConfigError, shown
+from tensorferry.storage.base import StorageKind
 
 __all__ = [
     "DTYPES",
@@ -22,9 +24,7 @@ __all__ = [
     "ModelConfig",
     "ParallelConfig",
     "ReadOptions",
-    "StorageKind",
     "Strategy",
-    "expect",
     "folders",
     "options_of",
 ]
@@ -34,7 +34,6 @@ KIB, MIB = 1 << 10, 1 << 20
 Strategy = Literal["lazy", "eager", "prefetch"]
 LoaderUse = Literal["trace", "stream"]
 Direct = Literal["auto", "always", "never"]
-StorageKind = Literal["auto", "local", "network", "remote"]
 Folders = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """One folder or several."""
 
@@ -58,11 +57,13 @@ class ReadOptions:
 
     max_staging: most that is staged at once, whatever the size of the checkpoint. max_read: largest single
     read. max_gap: largest hole between two needed ranges that is read over rather than skipped. waste: most bytes
-    read for each byte needed. threads: reader threads; 0 for four to a core, at most 8: they wait for the
-    disk most of the time; or for one to a core, where most of what is read is in the system's page cache.
+    read for each byte needed. threads: reader threads; 0 for four to a core, which wait for the disk most of the
+    time, for one to a core where most of what is read is in the system's page cache, or for eight where each request
+    goes to another machine; at most eight in any case.
 
     direct: whether reads go past the system's page cache: "auto" where the file lies on a disk of this machine and the
-    bytes are not in the cache, "never", or "always", which is refused where a file system cannot. keep_cache: whether
+    bytes are not in the cache, "never", or "always", which is refused where a file system cannot. Reads of which other
+    ranks need a quarter and more go through the cache all the same in the first case. keep_cache: whether
     what a load brings into the page cache stays there; what was there before stays in either case.
     mapped: whether parameters on meta become views of the mapped files, where their bytes lie there just as they are
     wanted. That takes milliseconds and shares memory between processes, but the file must not change while they are in
@@ -71,8 +72,9 @@ class ReadOptions:
     pinned: whether what goes to GPUs is staged in pinned memory, which they fetch it from on their own time.
     gpu_direct: whether GPUs read files by themselves, through kvikio: "never", "auto" where kvikio says that it can, or
     "always", which is refused where kvikio is not installed.
-    storage: what `max_read`, `max_gap` and `threads` are chosen for, where they are not given: "local" disks, "network"
-    file systems, "remote" ranges over HTTP, or "auto" for what an open checkpoint is found to lie on.
+    storage_kind: what `max_read`, `max_gap` and `threads` are chosen for, where they are not given: "local" disks,
+    "network" file systems, "remote" ranges over HTTP, which only storages of others say that they are; or "auto" for
+    what the first file of an open checkpoint is found to lie on.
     """
 
     max_staging: int = 256 * MIB
@@ -86,44 +88,48 @@ class ReadOptions:
     huge_pages: bool = False
     pinned: bool = True
     gpu_direct: Direct = "never"
-    storage: StorageKind = "auto"
+    storage_kind: StorageKind | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
-        _one_of("storage", self.storage, get_args(StorageKind))
+        expect_one_of("storage_kind", self.storage_kind, ["auto", *STORAGE_COSTS])
         for name in ("max_staging", "max_read", "max_gap", "waste", "threads"):
             value = getattr(self, name)
             allowed = (int, float) if name == "waste" else (int,)
             if isinstance(value, bool) or not isinstance(value, allowed):
                 raise ConfigError(f"{name} must be a number, not {value!r}")
-        _one_of("direct", self.direct, get_args(Direct))
-        _one_of("gpu_direct", self.gpu_direct, get_args(Direct))
+        expect_one_of("direct", self.direct, get_args(Direct))
+        expect_one_of("gpu_direct", self.gpu_direct, get_args(Direct))
         for name in ("keep_cache", "mapped", "huge_pages", "pinned"):
             expect(name, getattr(self, name), bool, "true or false")
+        self._suit()
         if self.max_read < 4096 or self.max_staging < self.max_read:
             raise ConfigError(
                 f"max_read ({self.max_read:,}) must be at least 4,096 and at most max_staging ({self.max_staging:,})"
             )
         if self.max_gap < 0 or self.waste < 1 or self.threads < 0:
             raise ConfigError("max_gap and threads must not be negative, and waste must be at least 1")
-        cost = STORAGE_COSTS.get(self.storage, LOCAL)
+
+    def _suit(self) -> None:
+        """Give the sizes that nobody gave."""
+        cost = STORAGE_COSTS.get(self.storage_kind, LOCAL)
         for name, size in (("max_read", min(2 * cost.best, self.max_staging)), ("max_gap", cost.gap)):
             if isinstance(getattr(self, name), _Suited):
                 object.__setattr__(self, name, _Suited(size))
 
     def settled(self, kind: StorageKind) -> Self:
         """Return these options for a checkpoint on storage of that kind, unless they say which kind it is."""
-        return replace(self, storage=kind) if self.storage == "auto" else self
+        return replace(self, storage_kind=kind) if self.storage_kind == "auto" else self
 
     @classmethod
     def suited_to(cls, kind: str, **options: Any) -> Self:
         """Return the options for a kind of storage, but for `options` that are given."""
-        _one_of("storage kind", kind, list(STORAGE_COSTS))
-        return cls(**{"storage": kind, **options})
+        expect_one_of("storage kind", kind, list(STORAGE_COSTS))
+        return cls(**{"storage_kind": kind, **options})
 
     @property
     def workers(self) -> int:
         """How many reader threads there will be."""
-        return self.threads or min(8, 4 * (os.cpu_count() or 1) if self.storage in ("auto", "local") else 8)
+        return self.threads or min(8, 4 * (os.cpu_count() or 1) if self.storage_kind in ("auto", "local") else 8)
 
     @property
     def copiers(self) -> int:
@@ -225,8 +231,8 @@ class LoadConfig:
         self._set("ignore_patterns", _patterns("ignore_patterns", self.ignore_patterns))
         self._set("links_to", folders("links_to", self.links_to))
         self._set("options", _named_options(self.options))
-        _one_of("strategy", self.strategy, get_args(Strategy))
-        _one_of("own_loader", self.own_loader, get_args(LoaderUse))
+        expect_one_of("strategy", self.strategy, get_args(Strategy))
+        expect_one_of("own_loader", self.own_loader, get_args(LoaderUse))
         expect("threads", self.threads, int, "a number of threads")
         expect("progress", self.progress, bool, "true or false")
         expect("strictness", self.strictness, Strictness, "a Strictness")
@@ -324,12 +330,6 @@ def options_of(kind: type[_T], options: Mapping[str, Any], *, what: str) -> _T:
         raise ConfigError(f"{what}: {error}") from None
 
 
-def expect(name: str, value: object, kind: type, expected: str) -> None:
-    """Raise ConfigError where the option `name` is of another type; `expected` says of which it should be."""
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise ConfigError(f"{name} {value!r}: {expected} is expected, not {type(value).__name__}")
-
-
 def _text(name: str, value: object) -> str:
     if not isinstance(value, str) or not value:
         raise ConfigError(f"{name} {value!r}: text is expected" + (f", not {type(value).__name__}" if value else ""))
@@ -343,11 +343,6 @@ def _path(name: str, value: object) -> str | None:
     if not isinstance(path, str):
         raise ConfigError(f"{name} {value!r}: a path is expected, not {type(value).__name__}")
     return path
-
-
-def _one_of(name: str, value: object, known: Sequence[str]) -> None:
-    if value not in known:
-        raise ConfigError(f"{name} {value!r}: one of {', '.join(known)} is expected")
 
 
 def _patterns(name: str, value: object) -> tuple[str, ...]:

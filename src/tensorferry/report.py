@@ -26,8 +26,8 @@ class Report:
     was requested, gaps included; direct_bytes: of these, read straight into parameters; copied_bytes: copied in memory
     after they had come; bytes_compared: read before the plan was made, to see whether tied tensors are equal.
     mapped_bytes: not read, but mapped. ways: how bytes came, to how many: "direct" past the system's page cache,
-    "cached" as they were in it, "buffered" through it, with the reason. storage: for which kind of storage reads were
-    chosen: local, network or remote. staging_peak: most bytes held beside the parameters.
+    "cached" as they were in it, "buffered" through it, with the reason. storage_kind: what reads were chosen
+    for: local, network or remote. staging_peak: most bytes held beside the parameters.
     dropped: entry to reason. ties: alias to owner. computed: filled by the model itself. streamed: filled by the
     model's own loader, with the reason. devices: to how many tensors are there in the end, buffers included. casts:
     "F32 -> BF16" to how many tensors. losses: parameter to (overflow, underflow): elements that were finite and not
@@ -65,7 +65,7 @@ class Report:
     copied_bytes: int = 0
     mapped_bytes: int = 0
     ways: Mapping[str, int] = field(default_factory=dict)
-    storage: str = "local"
+    storage_kind: str = "local"
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -103,7 +103,7 @@ class Report:
             f"  read {read} in {reads} for {needed} needed; {direct} straight into parameters, "
             f"at most {human_bytes(self.staging_peak)} staged",
             *self._ways(),
-            *([f"  reads chosen for {self.storage} storage"] if self.storage != "local" else []),
+            *([f"  reads chosen for {self.storage_kind} storage"] if self.storage_kind != "local" else []),
             *self._compared(),
             *(
                 f"  on {device}: {counted(n, 'tensor')}"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Event
@@ -17,6 +16,7 @@ from tensorferry.config import ReadOptions
 from tensorferry.core.amounts import counted, few, human_bytes
 from tensorferry.errors import AccessDenied, CorruptFile, LocateError, ReadError, shown
 from tensorferry.formats.file_names import format_of
+from tensorferry.in_threads import in_threads
 from tensorferry.manifest import Manifest, given_manifest, manifest_beside
 from tensorferry.progress import SILENT, Progress, progress_of
 from tensorferry.storage.base import File, Storage
@@ -148,8 +148,8 @@ def _absent(known: Manifest, checkpoint: Checkpoint) -> Iterable[str]:
         yield f"{known.name} also has {few(absent, 5)}, which the folder lacks"
 
 
-def _digests(checkpoint: Checkpoint, files: Iterable[File], progress: Progress) -> list[str]:
-    stop, pool = Event(), ThreadPoolExecutor(checkpoint.options.workers, thread_name_prefix="tensorferry-verify")
+def _digests(checkpoint: Checkpoint, files: Sequence[File], progress: Progress) -> list[str]:
+    stop = Event()
     progress.start(sum(f.size for f in files), "verifying")
 
     def advance(nbytes: int) -> None:
@@ -157,12 +157,11 @@ def _digests(checkpoint: Checkpoint, files: Iterable[File], progress: Progress) 
             raise ReadError(f"verifying {checkpoint.uri} was stopped")
         progress.advance(nbytes)
 
-    try:
-        return list(pool.map(lambda f: _digest(checkpoint.storage, f, advance), files))
+    try:  # after an error or Ctrl-C, the threads end at their next block instead of at the end of their files
+        return in_threads(
+            lambda f: _digest(checkpoint.storage, f, advance), files, checkpoint.options.workers, stop=stop
+        )
     finally:
-        # After an error or Ctrl-C, the threads end at their next block instead of at the end of their files.
-        stop.set()
-        pool.shutdown(wait=True, cancel_futures=True)
         progress.finish()
 
 

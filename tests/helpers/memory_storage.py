@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 from tensorferry.errors import LocateError, ReadError
 from tensorferry.storage.base import File
@@ -39,6 +40,9 @@ class MemoryStorage:
         if len(data) < len(out):
             raise ReadError(f"{path}: ends inside a read")
         out[:] = data
+
+    def kind(self, path: str) -> Literal["local"]:
+        return "local"
 
     def check_unchanged(self) -> None:
         self.checked += 1

@@ -7,6 +7,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -70,6 +71,20 @@ def in_memory(world: World, folder: Path) -> Any:
     return nullcontext(MemoryStorage(world.frozen_files()))
 
 
+@contextmanager
+def in_pieces(world: World, folder: Path) -> Iterator[Storage]:
+    """Yield the files of a world on disk; what takes strips, and fresh memory, gets them in pieces of a few bytes."""
+    with (
+        patch("tensorferry.execute.strips._STRIP", 16),
+        patch("tensorferry.storage.touching.PIECE", 16),
+        patch("tensorferry.storage.handle.PIECE", 16),
+        patch("tensorferry.storage.touching._is_untouched", bool),
+        patch("tensorferry.storage.touching._touch", len),
+        in_files(world, folder) as storage,
+    ):
+        yield storage
+
+
 class Way(NamedTuple):
     """An executor, and what it reads from."""
 
@@ -85,6 +100,7 @@ WAYS = {
     "files": Way(ThreadedExecutor(2)),
     "buffered": Way(ThreadedExecutor(3, direct="never")),
     "direct": Way(ThreadedExecutor(3, direct="always"), direct=True),
+    "pieces": Way(ThreadedExecutor(2), in_pieces),
     "uncached": Way(ThreadedExecutor(2, direct="never", keep_cache=False)),
     "eager": Way(EagerExecutor(SMALL)),
     "prefetch": Way(PrefetchExecutor(SMALL)),

@@ -94,7 +94,7 @@ def test_names_out_of_files_are_escaped_in_the_text() -> None:
 
 KEYS = {
     "source", "format", "files", "selection", "ignored_files", "parameters", "entries", "bytes_needed", "bytes_read",
-    "reads", "direct_bytes", "copied_bytes", "mapped_bytes", "ways", "storage", "staging_peak", "executor",
+    "reads", "direct_bytes", "copied_bytes", "mapped_bytes", "ways", "storage_kind", "staging_peak", "executor",
     "fingerprint",
     "unexpected", "missing", "dropped", "ties", "computed",
     "streamed", "post_processed", "devices", "casts", "losses", "warnings", "verified", "seconds",

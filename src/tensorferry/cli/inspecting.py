@@ -38,7 +38,7 @@ def inspection(checkpoint: Checkpoint, names: str | None = None) -> dict[str, An
         "metadata": dict(checkpoint.catalogue.metadata),
         "warnings": list(checkpoint.warnings),
         "nbytes": checkpoint.catalogue.nbytes,
-        "storage": checkpoint.options.storage,
+        "storage_kind": checkpoint.options.storage_kind,
         "tensors": [_tensor(e) for e in _matching(checkpoint, names)],
     }
 
@@ -82,10 +82,10 @@ def inspection_text(checkpoint: Checkpoint, names: str | None = None, *, every: 
 
 def _storage(checkpoint: Checkpoint) -> list[str]:
     options = checkpoint.options
-    if options.storage == "local":
+    if options.storage_kind == "local":
         return []
     most, gap = human_bytes(options.max_read), human_bytes(options.max_gap)
-    return [f"storage: {options.storage}, read at most {most} at a time, over holes of at most {gap}"]
+    return [f"storage: {options.storage_kind}, read at most {most} at a time, over holes of at most {gap}"]
 
 
 def _counted(things: Sized, what: str) -> str:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Literal, TypeAlias, get_args
 
+from tensorferry.checks import expect
 from tensorferry.config import DTYPES as NAMES_OF_DTYPES
-from tensorferry.config import expect
 from tensorferry.core.dtypes import DTYPES, DType
 from tensorferry.core.plan import Strictness
 from tensorferry.errors import ConfigError

@@ -73,7 +73,7 @@ def whole_entry(number: int, step: Step, dtype: DType, cost: ReadCost) -> Work |
     entry, region = step.sources[0]
     if entry.dtype.block > 1 or region.view != entry.shape or not region.is_whole:
         return None
-    span, (length, strides) = entry.span, _row_major(entry.shape, entry.dtype.block_bytes)
+    span, (length, strides) = entry.span, _laid_out(entry.shape, entry.dtype.block_bytes)
     if span is None or not 0 < length <= cost.max_read:
         return None
     box, plain = region.box, entry.dtype is dtype or entry.dtype == dtype
@@ -83,7 +83,7 @@ def whole_entry(number: int, step: Step, dtype: DType, cost: ReadCost) -> Work |
 
 
 @lru_cache(maxsize=1024)
-def _row_major(shape: Shape, unit: int) -> tuple[int, Shape]:
+def _laid_out(shape: Shape, unit: int) -> tuple[int, Shape]:
     """Return the bytes of a tensor whose elements take `unit` bytes, and its strides."""
     return prod(shape) * unit, strides_of(shape)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -21,6 +21,7 @@ from tensorferry.core.portions import portions
 from tensorferry.core.transforms import TensorSpec
 from tensorferry.errors import PlanError, shown
 from tensorferry.execute.base import Counters
+from tensorferry.execute.pool import PATIENCE, Readers
 from tensorferry.execute.staging import anonymous
 from tensorferry.execute.threaded import ThreadedExecutor
 from tensorferry.numerics.memory import bytes_of
@@ -101,14 +102,17 @@ class Production:
         def made(portion: Plan, block: _Block) -> list[_Piece]:
             return [ends.piece(name, bytes_of(tensor)) for name, tensor in self._make(portion, block).items()]
 
-        with ThreadPoolExecutor(1, thread_name_prefix="tensorferry-portions") as pool:
+        maker = Readers[list[_Piece]](1)
+        try:
             ahead: Future[list[_Piece]] | None = None
             for n, portion in enumerate(portions(self.plan, order, self._make.portion)):
-                before, ahead = ahead, pool.submit(made, portion, blocks[n % 2])
+                before, ahead = ahead, maker.submit(made, portion, blocks[n % 2])
                 if before is not None:
                     yield from before.result()
             if ahead is not None:
                 yield from ahead.result()
+        finally:
+            maker.close(PATIENCE)  # what it makes still, nobody asked for
 
 
 class _Piece(NamedTuple):

@@ -40,19 +40,26 @@ class Staging:
     def lend(self, nbytes: int, *, room: int = 0) -> Iterator[torch.Tensor]:
         """Lend `nbytes` uninitialized bytes (uint8, page-aligned); they must not be used after the block ends.
 
-        room: bytes that the borrower allocates elsewhere meanwhile; beside a block they count towards the peak.
+        room: bytes that the borrower allocates elsewhere meanwhile; they count towards the peak.
         """
-        if not nbytes:
-            yield torch.empty(0, dtype=torch.uint8, device="cpu")
-            return
         self._note(room)
+        try:
+            if nbytes:
+                with self._lent_block(nbytes) as block:
+                    yield block
+            else:
+                yield torch.empty(0, dtype=torch.uint8, device="cpu")
+        finally:
+            self._note(-room)
+
+    @contextmanager
+    def _lent_block(self, nbytes: int) -> Iterator[torch.Tensor]:
         block, keep = self._borrow(nbytes)
         try:
             if block is None:
                 block = anonymous(self._block if keep else nbytes)
             yield block[:nbytes]
         finally:
-            self._note(-room)
             self._give_back(nbytes, block if keep else None)
 
     def _note(self, room: int) -> None:

@@ -14,7 +14,8 @@ from tensorferry.core.schedule import Batch, Piece, Read, Task
 __all__ = ["Strip", "read_in_strips", "strips"]
 
 _STRIP = 1 << 20
-"""Bytes of a strip at least, and about twice as many at most: less copy more slowly, more do not stay in the cache."""
+"""Bytes of a strip at least, and about twice as many at most, where rows are shorter than that; else a row. Shorter
+ones are copied more slowly, and longer ones do not stay in the cache."""
 
 
 class Strip(NamedTuple):
@@ -24,22 +25,22 @@ class Strip(NamedTuple):
     task: Task
 
 
-def read_in_strips(plan: Plan, batch: Batch, direct: Container[int]) -> dict[int, Task]:
-    """Return the reads that can be done in strips and are long enough, with the one task that each is for.
+def read_in_strips(plan: Plan, batch: Batch, direct: Container[int]) -> dict[int, int]:
+    """Return the reads that can be done in strips and are long enough, with the number of the one task of each.
 
     direct: the reads that need not be copied on. Left out is what is computed of whole inputs, and reads that bring
     anything else beside.
     """
     users = Counter(piece.read for task in batch.tasks for part in task.inputs for piece in part.pieces)
-    found: dict[int, Task] = {}
-    for task in batch.tasks:
+    found: dict[int, int] = {}
+    for number, task in enumerate(batch.tasks):
         if len(task.inputs) != 1 or len(task.inputs[0].pieces) != 1 or plan.steps[task.step].via is not None:
             continue
         (piece,) = task.inputs[0].pieces
         read, unit = batch.reads[piece.read], _unit(plan, task)
         alone = users[piece.read] == 1 and piece.read not in direct
         if alone and 2 * _STRIP <= read.length == _extent(piece) * unit and read.times == 1 and _falling(piece):
-            found[piece.read] = task
+            found[piece.read] = number
     return found
 
 

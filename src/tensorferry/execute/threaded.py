@@ -28,7 +28,7 @@ from tensorferry.execute.device import DeviceExecutor, any_on_devices
 from tensorferry.execute.placing import in_place, perform
 from tensorferry.execute.pool import PATIENCE, Readers
 from tensorferry.execute.staging import Staging
-from tensorferry.execute.strips import read_in_strips, strips
+from tensorferry.execute.strips import Strip, read_in_strips, strips
 from tensorferry.execute.ways import Ways, shared_reads
 from tensorferry.numerics.dequantize import foresee
 from tensorferry.numerics.memory import bytes_of, return_free_memory
@@ -50,8 +50,8 @@ class ThreadedExecutor:
     """Runs batches in `threads` threads, in the order of the schedule.
 
     pinned: leave parameters on GPUs to a `DeviceExecutor`, which stages in pinned memory. gpu_direct: its option.
-    direct, keep_cache: as in `ReadOptions`. copiers: how many threads there are at most where most of what is read
-    lies in the page cache, so that nobody waits for a disk; None for no fewer than else.
+    direct, keep_cache: as in `ReadOptions`. copiers: how many threads there are at most where nearly all of what is
+    read lies in the page cache, so that nobody waits for a disk; None for `threads`.
     """
 
     def __init__(
@@ -198,51 +198,47 @@ class _Run:
         return number
 
     def _moved(self, batch: Batch) -> Counters:
-        direct, rest = self._sort_out(batch)
+        direct, stripped, rest = self._sort_out(batch)
+        # Where all goes straight to its place, holes are too small to ask for; it takes time for each task.
         shared = shared_reads(self.schedule.plan, batch) if len(direct) < len(batch.reads) else ()
-        strip_by_strip = read_in_strips(self.schedule.plan, batch, direct) if rest else {}
-        elsewhere = direct.keys() | strip_by_strip.keys()
+        elsewhere = direct.keys() | stripped.keys()
         where, size = _layout([None if n in elsewhere else r for n, r in enumerate(batch.reads)])
-        counters = Counters()
-        with self.staging.lend(size, room=batch.room) as block:
+        begin, counters = -(-size // _PAGE) * _PAGE, Counters()
+        strip = max((_strip_end(s) for parts in stripped.values() for s in parts), default=0)
+        with self.staging.lend(begin + strip if strip else size, room=batch.room) as block:
             staged = [block[at : at + length] for at, length in where]
             for n, read in enumerate(batch.reads):
                 if self.cancelled.is_set():
                     return counters
-                if n in strip_by_strip:
-                    self._in_strips(read, strip_by_strip[n], counters, shared=n in shared)
-                    continue
-                outs = direct[n].outs if n in direct else [staged[n]]
-                with reading_for(self._entries(batch, n)):
-                    _read(self.ways, read, [bytes_of(out) for out in outs], counters, shared=n in shared)
-                counters.direct_bytes += direct[n].placed if n in direct else 0
-                counters.copied_bytes += 0 if n in direct else read.length
-                counters.bytes_read += read.length
+                if n in stripped:
+                    self._in_strips(stripped[n], block[begin:], counters, shared=n in shared)
+                else:
+                    outs = direct[n].outs if n in direct else [staged[n]]
+                    with reading_for(self._entries(batch, n)):
+                        _read(self.ways, read, [bytes_of(out) for out in outs], counters, shared=n in shared)
+                    counters.direct_bytes += direct[n].placed if n in direct else 0
+                    counters.copied_bytes += 0 if n in direct else read.length
+                    counters.bytes_read += read.length
                 counters.reads += read.times
-            done = set(map(id, strip_by_strip.values()))
             for task in rest:
-                if id(task) not in done:
-                    name = self.schedule.plan.steps[task.step].parameter
-                    counters.lost(name, perform(self.schedule.plan, task, staged, self.parameters[name]))
+                name = self.schedule.plan.steps[task.step].parameter
+                counters.lost(name, perform(self.schedule.plan, task, staged, self.parameters[name]))
         return counters
 
-    def _in_strips(self, read: Read, task: Task, counters: Counters, *, shared: bool) -> None:
+    def _in_strips(self, parts: Sequence[Strip], block: torch.Tensor, counters: Counters, *, shared: bool) -> None:
         """Read and place a strip at a time, all of them through the same block."""
-        plan, step = self.schedule.plan, self.schedule.plan.steps[task.step]
-        parts = list(strips(plan, read, task))
-        size = max(part.offset % _PAGE + part.length for part, _ in parts)
-        with self.staging.lend(size) as block, alone():
-            for part, does in parts:
+        plan = self.schedule.plan
+        with alone():
+            for part, task in parts:
                 if self.cancelled.is_set():
                     return
-                lead = part.offset % _PAGE
+                step, lead = plan.steps[task.step], part.offset % _PAGE
                 staged = block[lead : lead + part.length]
                 with reading_for([step.sources[0].entry.name]):
                     _read(self.ways, part, [bytes_of(staged)], counters, shared=shared)
                 counters.copied_bytes += part.length
                 counters.bytes_read += part.length
-                counters.reads += 1
-                counters.lost(step.parameter, perform(plan, does, [staged], self.parameters[step.parameter]))
+                counters.lost(step.parameter, perform(plan, task, [staged], self.parameters[step.parameter]))
 
     def _entries(self, batch: Batch, read: int) -> Iterator[str]:
         """Yield the names of the entries that a read brings bytes of."""
@@ -251,8 +247,9 @@ class _Run:
                 if any(piece.read == read for piece in part.pieces):
                     yield self.schedule.plan.steps[task.step].sources[part.source].entry.name
 
-    def _sort_out(self, batch: Batch) -> tuple[dict[int, _Tiling], list[Task]]:
-        """Return the reads that can go straight into parameters, with where, and the tasks that are left."""
+    def _sort_out(self, batch: Batch) -> tuple[dict[int, _Tiling], dict[int, list[Strip]], list[Task]]:
+        """Return the reads that can go straight into parameters, with where, those that are done in strips, and the
+        tasks that are left."""
         plan = self.schedule.plan
         users: dict[int, list[_Use]] = defaultdict(list)
         for task in batch.tasks:
@@ -266,13 +263,26 @@ class _Run:
             tiling = _tiling(uses, batch.reads[n].length)
             if tiling is not None:
                 direct[n] = tiling
-        left = direct.keys() != users.keys()
+        if direct.keys() == users.keys():
+            return direct, {}, [task for task in batch.tasks if not task.inputs]
+        striped = {
+            n: number
+            for n, number in read_in_strips(plan, batch, direct).items()
+            if self.ways.splits_freely(batch.reads[n].file)
+        }
+        done = set(striped.values())
         rest = [
             task
-            for task in batch.tasks
-            if not task.inputs or (left and any(p.read not in direct for i in task.inputs for p in i.pieces))
+            for number, task in enumerate(batch.tasks)
+            if number not in done
+            and (not task.inputs or any(p.read not in direct for i in task.inputs for p in i.pieces))
         ]
-        return direct, rest
+        return direct, {n: list(strips(plan, batch.reads[n], batch.tasks[k])) for n, k in striped.items()}, rest
+
+
+def _strip_end(strip: Strip) -> int:
+    """Return where a strip ends in a block, in which it begins where in a page it begins in its file."""
+    return strip.read.offset % _PAGE + strip.read.length
 
 
 def _read(ways: Ways, read: Read, outs: Sequence[memoryview], counters: Counters, *, shared: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from tensorferry.config import Direct
@@ -12,7 +12,7 @@ from tensorferry.core.plan import Plan
 from tensorferry.core.schedule import Batch, Read
 from tensorferry.errors import ConfigError, TensorferryError
 from tensorferry.execute.base import Counters
-from tensorferry.storage.base import Storage, SupportsUncached
+from tensorferry.storage.base import Storage, SupportsKind, SupportsUncached
 from tensorferry.storage.reading import read_runs, scatter
 
 __all__ = ["Ways", "shared_reads"]
@@ -23,6 +23,8 @@ _PIECE = 16 << 10
 """Bytes that the buffers of a direct read have at least, on average: each of them costs us more than the kernel."""
 _CACHED = 0.5
 """Share of a range from which on it counts as cached."""
+_NONE_WAITS = 0.9
+"""Share of what is looked at from which on threads do not wait for a disk."""
 _OWN = 0.75
 """Share of a read from which on it counts as this rank's own."""
 _LOOKS = 8
@@ -55,6 +57,7 @@ class Ways:
     storage: Storage
     direct: Direct = "auto"
     keep_cache: bool = True
+    _near: dict[str, bool] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def refuse_impossible(self, files: Iterable[str]) -> None:
         """Raise ConfigError for the first of `files` that cannot be read as is asked for."""
@@ -65,13 +68,20 @@ class Ways:
                 raise ConfigError(f"direct 'always': {file} cannot be read past the page cache: {why}; use 'auto'")
 
     def find_cached(self, reads: Sequence[Read]) -> bool:
-        """Whether most of `reads` lies in the page cache; some of them, from all over, are looked at."""
+        """Whether nearly all of `reads` lies in the page cache; some of them, from all over, are looked at."""
         cache, looked = self._cache, reads[:: -(-len(reads) // _LOOKS) or 1]
         if cache is None or self.direct == "always" or not looked:
             return False
         with suppress(TensorferryError):  # whoever reads says it better
-            return sum(cache.cached_share(r.file, r.offset, r.length) for r in looked) >= _CACHED * len(looked)
+            shares = [cache.cached_share(r.file, r.offset, r.stride * (r.times - 1) + r.run) for r in looked]
+            return sum(shares) >= _NONE_WAITS * len(shares)
         return False
+
+    def splits_freely(self, file: str) -> bool:
+        """Whether several requests for a part of `file` take no longer than one: nothing far away answers them."""
+        if file not in self._near:
+            self._near[file] = isinstance(self.storage, SupportsKind) and self.storage.kind(file) == "local"
+        return self._near[file]
 
     def read(
         self, path: str, offset: int, outs: Sequence[memoryview], counters: Counters, *, shared: bool = False

@@ -250,7 +250,7 @@ def _headers(storage: Storage, selection: Selection, max_workers: int) -> list[C
     if len(selection.files) <= 1 or max_workers == 1:
         results = [read(file) for file in selection.files]
     else:
-        from tensorferry.formats.in_threads import in_threads  # not at the top: one file never needs it
+        from tensorferry.in_threads import in_threads  # not at the top: one file never needs it
 
         results = in_threads(read, selection.files, max_workers)
     faults = [result for result in results if isinstance(result, FormatError)]

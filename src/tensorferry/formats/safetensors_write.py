@@ -137,7 +137,8 @@ def _header(tensors: Mapping[str, NewTensor], metadata: Mapping[str, str] | None
         text = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
     except UnicodeEncodeError as error:
         raise FormatError(f"lone surrogate in a name or in the metadata: {shown(error.object)!r}") from None
-    text += b" " * (-(_LENGTH.size + len(text)) % _PAGE)
+    step = _PAGE if len(text) + _PAGE <= MAX_HEADER else 8
+    text += b" " * (-(_LENGTH.size + len(text)) % step)
     if len(text) > MAX_HEADER:
         raise FormatError(
             f"the header takes {len(text)} bytes, the limit of the format is {MAX_HEADER}: use more files"

@@ -12,8 +12,8 @@ from tensorferry.errors import AccessDenied, CorruptFile, shown
 from tensorferry.formats.tensorizer_header import StoredTensor, TensorizerHeader
 from tensorferry.formats.tensorizer_keys import Secret, nonce_of, open_box
 from tensorferry.formats.tensorizer_sealed import MAC_BYTES
-from tensorferry.storage.base import File, Storage, SupportsLocalPath, SupportsReadAhead
-from tensorferry.storage.reading import read_bytes, scatter
+from tensorferry.storage.base import File, Storage, StorageKind, SupportsLocalPath, SupportsReadAhead
+from tensorferry.storage.reading import kind_of, read_bytes, scatter
 
 __all__ = ["DecryptedStorage", "decrypted_path"]
 
@@ -86,6 +86,11 @@ class DecryptedStorage:
         """Return where a file is on this machine; None for decrypted contents, which are nowhere."""
         inner = self._inner
         return inner.local_path(path) if path not in self._files and isinstance(inner, SupportsLocalPath) else None
+
+    def kind(self, path: str) -> StorageKind:
+        """Return which kind of storage a file, or the one that its decrypted contents are in, lies on."""
+        found = self._files.get(path)
+        return kind_of(self._inner, path if found is None else found.path)
 
     def check_unchanged(self) -> None:
         self._inner.check_unchanged()

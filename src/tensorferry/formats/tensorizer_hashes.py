@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Callable, Container, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 from typing import Protocol
 
@@ -13,6 +12,7 @@ from tensorferry.core.amounts import few
 from tensorferry.errors import CorruptFile, ReadError, shown
 from tensorferry.formats.tensorizer_decrypt import decrypted_path
 from tensorferry.formats.tensorizer_header import SHA256, StoredTensor, read_header
+from tensorferry.in_threads import in_threads
 from tensorferry.storage.base import File, Storage
 from tensorferry.storage.reading import read_bytes
 
@@ -66,17 +66,13 @@ def verify_hashes(
     header = read_header(storage, file)
     path = decrypted_path(file.path) if header.encrypted else file.path
     chosen = [t for t in header.tensors if t.hashes and (only is None or (path, t.data) in only)]
-    stop, pool = Event(), ThreadPoolExecutor(max(workers, 1), thread_name_prefix="tensorferry-hashes")
+    stop = Event()
 
     def check(tensor: StoredTensor) -> str | None:
         pieces = _watched(_pieces(storage, file.path, path, tensor), file, stop)
         return _fault(tensor, pieces, advance)
 
-    try:
-        faults = [fault for fault in pool.map(check, chosen) if fault is not None]
-    finally:
-        stop.set()
-        pool.shutdown(wait=True, cancel_futures=True)
+    faults = [fault for fault in in_threads(check, chosen, max(workers, 1), stop=stop) if fault is not None]
     if faults:
         found = few(faults, _MOST_NAMED, between="; ")
         raise CorruptFile(f"{shown(file.path)} ({shown(storage.uri, 300)}): {found}; fetch it again")

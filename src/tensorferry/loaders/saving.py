@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from tensorferry.config import ParallelConfig, expect
+from tensorferry.checks import expect
+from tensorferry.config import ParallelConfig
 from tensorferry.core.target import TargetTensor, owner_of
 from tensorferry.errors import ConfigError, FormatError, shown
 from tensorferry.formats.safetensors import SAFETENSORS_DTYPES

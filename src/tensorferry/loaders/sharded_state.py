@@ -11,7 +11,8 @@ from torch import nn
 
 from tensorferry import api
 from tensorferry.checkpoint import Checkpoint
-from tensorferry.config import ModelConfig, expect, folders
+from tensorferry.checks import expect
+from tensorferry.config import ModelConfig, folders
 from tensorferry.core.amounts import few
 from tensorferry.core.ruleset import RuleSet
 from tensorferry.core.target import Target, TargetTensor

@@ -23,7 +23,7 @@ from tensorferry.execute.stream import stream
 from tensorferry.execute.threaded import ThreadedExecutor
 from tensorferry.progress import SILENT, Progress
 from tensorferry.storage.base import File, Storage, SupportsReadAhead
-from tensorferry.storage.reading import scatter
+from tensorferry.storage.reading import kind_of, scatter
 
 __all__ = ["Ahead", "Eager", "EagerExecutor", "Prefetch", "PrefetchExecutor", "executor_for", "halved", "streamed"]
 
@@ -221,9 +221,9 @@ class _AheadExecutor:
         progress: Progress = SILENT,
     ) -> Counters:
         """Fill `parameters`; see `Executor`."""
-        reads = (read for batch in schedule.batches for read in batch.reads)
-        bound, block = self._options.max_staging, self._options.max_read
-        with self.ahead(storage, reads, bound=bound, block=block) as reading:
+        reads = [read for batch in schedule.batches for read in batch.reads]
+        options = _settled(self._options, storage, reads)
+        with self.ahead(storage, reads, bound=options.max_staging, block=options.max_read) as reading:
             counters = ThreadedExecutor(1).run(schedule, reading, parameters, on_ready=on_ready, progress=progress)
         reading.correct(counters)
         return counters
@@ -264,15 +264,19 @@ def streamed(
     config: LoadConfig, storage: Storage, entries: Sequence[TensorEntry], counters: Counters
 ) -> Generator[tuple[str, torch.Tensor], None, None]:
     """Yield names and values as `stream` does, by the strategy that is configured."""
-    options = halved(config)
+    reads = [read for entry in entries for read in reads_of(entry)]
+    options = _settled(halved(config), storage, reads)
     if config.strategy == "lazy":
         yield from stream(storage, entries, options, counters)
         return
-    reads = [read for entry in entries for read in reads_of(entry)]
     kind = _EXECUTORS[config.strategy].ahead
     with kind(storage, reads, bound=options.max_staging, block=options.max_read) as reading:
         yield from stream(reading, entries, options, counters)
     reading.correct(counters)
+
+
+def _settled(options: ReadOptions, storage: Storage, reads: Sequence[Read]) -> ReadOptions:
+    return options.settled(kind_of(storage, reads[0].file)) if reads else options
 
 
 def _pieces(reads: Iterable[Read], block: int) -> Iterator[Read]:

@@ -12,7 +12,8 @@ from torch import nn
 
 from tensorferry import api
 from tensorferry.checkpoint import Checkpoint
-from tensorferry.config import LoadConfig, ModelConfig, ParallelConfig, expect
+from tensorferry.checks import expect
+from tensorferry.config import LoadConfig, ModelConfig, ParallelConfig
 from tensorferry.core.amounts import few, human_bytes
 from tensorferry.core.ruleset import RuleSet
 from tensorferry.core.target import Target, TargetTensor

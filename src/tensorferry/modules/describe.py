@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from types import MappingProxyType
 from typing import NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 import torch
@@ -29,8 +28,8 @@ __all__ = [
 ]
 
 
-_PLAIN_TENSORS = (nn.Parameter, torch.Tensor)
-"""Classes of which nothing has to be asked; asking whether something is a parameter takes torch a while."""
+ORDINARY = frozenset({nn.Parameter, torch.Tensor})
+"""Classes of tensors of which nothing has to be asked; asking whether one is a parameter takes torch a while."""
 
 
 @runtime_checkable
@@ -124,7 +123,7 @@ def describe(model: nn.Module) -> Target:
         if not place.persistent:
             continue
         tensor = place.tensor
-        plain = type(tensor) in _PLAIN_TENSORS
+        plain = type(tensor) in ORDINARY
         if not plain and is_lazy(tensor):
             raise PlanError(
                 f"{place.name} has no shape yet, as {type(place.module).__name__} finds it out from its first input: "
@@ -147,9 +146,9 @@ def describe(model: nn.Module) -> Target:
 
 
 @lru_cache(maxsize=1024)  # of a model with tens of thousands of tensors, few shapes differ
-def _plain(shape: tuple[int, ...]) -> Layout:
-    """Return the layout of a tensor that an entry of its own shape fills."""
-    return Layout(MappingProxyType({"": Slot.whole(shape, also=_scalars(shape))}))
+def _whole(shape: tuple[int, ...]) -> Slot:
+    """Return the slot of a tensor that an entry of its own shape fills."""
+    return Slot.whole(shape, also=_scalars(shape))
 
 
 def _layout(place: Place, shape: tuple[int, ...]) -> Layout:
@@ -162,7 +161,7 @@ def _layout(place: Place, shape: tuple[int, ...]) -> Layout:
             raise PlanError(f"{type(place.module).__name__} declares slots of {whose}, which it does not have")
         if place.leaf in declared:
             return declared[place.leaf]
-    return _plain(shape)
+    return Layout({"": _whole(shape)})
 
 
 def _declared(module: DeclaresSlots) -> Mapping[str, Layout]:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from tensorferry.core.target import Target, owner_of
-from tensorferry.modules.describe import Place, identity_of, places
+from tensorferry.modules.describe import ORDINARY, Place, identity_of, places
 from tensorferry.numerics.memory import empty_at
 
 __all__ = ["LARGE", "Materialized"]
@@ -22,7 +22,6 @@ _ALIGNED = 64
 LARGE = 1 << 20
 """Bytes of tensors from which on it matters where they lie in memory."""
 _REGISTERED = {"_parameters", "_buffers", "_modules"}
-_DENSE = {nn.Parameter, torch.Tensor}
 _CONTAINERS = {list, dict}
 _Holder = tuple[Any, Any]  # a list or dict, and the index or key at which a tensor is kept in it
 
@@ -135,7 +134,7 @@ class Materialized(Mapping[str, torch.Tensor]):
         if device.type == "cpu" and like.nbytes >= LARGE and like.is_contiguous() and (suits or self._huge_pages):
             return _dressed(empty_at(begin if suits else 0, tuple(like.shape), like.dtype, self._huge_pages), like)
         with _outside_inference():
-            if type(like) in _DENSE and like.is_contiguous():  # for tensors on meta, empty_like is slow
+            if type(like) in ORDINARY and like.is_contiguous():  # for tensors on meta, empty_like is slow
                 made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device)
             else:
                 made = torch.empty_like(like.detach(), device=device)

@@ -66,7 +66,10 @@ def with_the_same_experts(parallel: ParallelConfig) -> Ranks:
     if ep > tp and ep % tp == 0:
         return Ranks()
     if tp % ep:
-        raise ConfigError(f"experts: of {tp} tensor-parallel and {ep} expert-parallel ranks, one must divide the other")
+        raise ConfigError(
+            f"experts: of {tp} tensor-parallel and {ep} expert-parallel ranks, one must divide the other: give another"
+            f" ep_size, such as 1 or {tp}"
+        )
     size = tp // ep
     if ep > 1 and parallel.ep_rank != parallel.tp_rank // size:
         raise ConfigError(

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 __all__ = [
     "File",
     "Storage",
+    "StorageKind",
     "SupportsDevice",
     "SupportsKind",
     "SupportsLocalPath",
@@ -19,6 +20,9 @@ __all__ = [
     "SupportsUncached",
     "Uncached",
 ]
+
+StorageKind = Literal["local", "network", "remote"]
+"""Kinds of storage, by what reading from them costs; see `tensorferry.core.cost`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +167,7 @@ class SupportsUncached(Protocol):
 class SupportsKind(Protocol):
     """Storages that know what reading from them is like. Others are taken for local ones."""
 
-    def kind(self, path: str) -> Literal["local", "network", "remote"]:
+    def kind(self, path: str) -> StorageKind:
         """Return which kind of storage the file at `path` lies on; see `tensorferry.core.cost`.
 
         Raises what opening the file for a read would raise.

@@ -12,10 +12,12 @@ import mmap
 import os
 import struct
 from collections.abc import Iterator, Sequence
-from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-__all__ = ["SPARE", "DirectFile", "Filled", "fill", "is_elsewhere", "open_direct"]
+from tensorferry.storage.file_systems import file_system_of
+from tensorferry.storage.libc import address, libc
+
+__all__ = ["SPARE", "DirectFile", "Filled", "fill", "open_direct"]
 
 SPARE = 1 << 20
 """Bytes of the buffer that misaligned bytes go through. Not more: what is copied on should still be in a fast cache."""
@@ -23,15 +25,6 @@ SPARE = 1 << 20
 _MOST_BUFFERS = 512
 _LARGEST_BLOCK = 4096
 _STATX_DIOALIGN, _AT_EMPTY_PATH = 0x2000, 0x1000
-_LOCAL = {0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0xCA451A4E, 0x794C7630}
-"""Magic numbers of file systems on disks of this machine: ext, XFS, Btrfs, F2FS, bcachefs, and overlays over them."""
-_KNOWN = {
-    0x01021994: "tmpfs", 0x858458F6: "ramfs", 0x6969: "NFS", 0xFF534D42: "CIFS", 0xFE534D42: "SMB", 0x65735546: "FUSE",
-    0x01021997: "9p", 0x0BD00BD0: "Lustre", 0x00C36400: "Ceph", 0x47504653: "GPFS", 0x19830326: "BeeGFS",
-    0x2FC12FC1: "ZFS", 0x6A656A63: "virtiofs",
-}  # fmt: skip
-_ELSEWHERE = {0x6969, 0xFF534D42, 0xFE534D42, 0x65735546, 0x0BD00BD0, 0x00C36400, 0x47504653, 0x19830326}
-"""Of these, those whose bytes come from another machine, or from a process that gets them from one (FUSE)."""
 
 
 class DirectFile(NamedTuple):
@@ -61,20 +54,15 @@ class _Run(NamedTuple):
     into: memoryview | None
 
 
-def is_elsewhere(fd: int) -> bool:
-    """Whether an open file lies on a file system that is on another machine, as far as the system tells."""
-    return _magic(fd) in _ELSEWHERE
-
-
 def open_direct(fd: int) -> DirectFile:
     """Open the file of `fd` once more, for direct reads. Raises OSError only where descriptors have run out."""
     flag = getattr(os, "O_DIRECT", 0)
     if not flag:
         return DirectFile(-1, 0, "no direct reads on this system")
-    where = _file_system(fd)
+    system = file_system_of(fd)
     block = _block(fd)
     if block == 0:
-        return DirectFile(-1, 0, f"{where} has no direct reads")
+        return DirectFile(-1, 0, f"{system.name} has no direct reads")
     try:
         again = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC | flag)
     except FileNotFoundError:
@@ -82,11 +70,11 @@ def open_direct(fd: int) -> DirectFile:
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise
-        return DirectFile(-1, 0, f"{where} refuses direct reads ({error.strerror})")
+        return DirectFile(-1, 0, f"{system.name} refuses direct reads ({error.strerror})")
     if block is None and not _can_read(again):
         os.close(again)
-        return DirectFile(-1, 0, f"{where} has no direct reads")
-    return DirectFile(again, block or _LARGEST_BLOCK, "" if _magic(fd) in _LOCAL else where)
+        return DirectFile(-1, 0, f"{system.name} has no direct reads")
+    return DirectFile(again, block or _LARGEST_BLOCK, "" if system.where == "disk" else system.name)
 
 
 def fill(file: DirectFile, offset: int, views: Sequence[memoryview], spare: memoryview) -> Filled:
@@ -111,7 +99,7 @@ def _straight(block: int, offset: int, views: Sequence[memoryview]) -> Iterator[
     """Yield the whole blocks that can be read where they belong."""
     for view in views:
         first, last = -(-offset // block) * block, (offset + len(view)) // block * block
-        if first < last and (_address(view) - offset) % block == 0:
+        if first < last and (address(view) - offset) % block == 0:
             yield _Run(first, last, view[first - offset : last - offset])
         offset += len(view)
 
@@ -205,17 +193,13 @@ def _copy(into: memoryview, data: memoryview) -> None:
     if len(into) < _LARGEST_BLOCK:
         into[:] = data
         return
-    ctypes.memmove(_address(into), _address(data), len(into))  # other than a slice, it lets other threads run
-
-
-def _address(view: memoryview) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(view)) if len(view) else 0
+    ctypes.memmove(address(into), address(data), len(into))  # other than a slice, it lets other threads run
 
 
 def _block(fd: int) -> int | None:
     """Return what direct reads of a file are aligned to, 0 where it has none, None where the kernel does not say."""
-    libc, told = _calls(), ctypes.create_string_buffer(256)
-    if libc is None or libc.statx(fd, b"", _AT_EMPTY_PATH, _STATX_DIOALIGN, told):
+    library, told = libc("statx"), ctypes.create_string_buffer(256)
+    if library is None or library.statx(fd, b"", _AT_EMPTY_PATH, _STATX_DIOALIGN, told):
         return None
     mask, memory, offset = (struct.unpack_from("=I", told, at)[0] for at in (0, 152, 156))
     if not mask & _STATX_DIOALIGN:
@@ -229,22 +213,3 @@ def _can_read(fd: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def _file_system(fd: int) -> str:
-    magic = _magic(fd)
-    return _KNOWN.get(magic, f"a file system of type {magic:#x}" if magic else "an unknown file system")
-
-
-def _magic(fd: int) -> int:
-    libc, told = _calls(), (ctypes.c_long * 64)()
-    return 0 if libc is None or libc.fstatfs(fd, told) else int(told[0]) & 0xFFFFFFFF
-
-
-@cache
-def _calls() -> Any:  # functions of the C library
-    try:
-        libc = ctypes.CDLL(None)
-        return libc if libc.statx and libc.fstatfs else None
-    except (AttributeError, OSError, TypeError):
-        return None

@@ -14,6 +14,7 @@ from pathlib import Path
 from tensorferry.errors import ReadError
 from tensorferry.storage.direct import DirectFile, Filled, open_direct
 from tensorferry.storage.direct import fill as fill_direct
+from tensorferry.storage.file_systems import file_system_of
 from tensorferry.storage.touching import PIECE, in_touched_pieces
 
 __all__ = ["Handle", "fill", "mapped", "place_of", "read_as_asked"]
@@ -25,12 +26,20 @@ _NORESERVE = 0x4000  # Linux's MAP_NORESERVE, which older Pythons do not name
 class Handle:
     """An open file, how many reads use it right now, and a descriptor for direct reads once one was asked for."""
 
-    __slots__ = ("_direct", "_lock", "fd", "path", "users")
+    __slots__ = ("_direct", "_far", "_lock", "fd", "path", "users")
 
     def __init__(self, path: str, fd: int) -> None:
         self.path, self.fd, self.users = path, fd, 0
         self._direct: DirectFile | None = None
+        self._far: bool | None = None
         self._lock = threading.Lock()
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether its bytes come from another machine, so that each request for them takes long."""
+        if self._far is None:
+            self._far = file_system_of(self.fd).where == "elsewhere"
+        return self._far
 
     def direct(self) -> DirectFile:
         """Return the file as it can be read directly. Raises OSError where descriptors have run out."""

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 from tensorferry.errors import LocateError, shown
 from tensorferry.storage.base import (
     File,
     Storage,
-    SupportsKind,
+    StorageKind,
     SupportsLocalPath,
     SupportsReadAhead,
     SupportsUncached,
     Uncached,
 )
-from tensorferry.storage.reading import read_runs, scatter
+from tensorferry.storage.reading import kind_of, read_runs, scatter
 
 __all__ = ["JoinedStorage"]
 
@@ -90,10 +89,10 @@ class JoinedStorage:
         if isinstance(part, SupportsUncached):
             part.forget(inner, offset, length)
 
-    def kind(self, path: str) -> Literal["local", "network", "remote"]:
+    def kind(self, path: str) -> StorageKind:
         """Return which kind of storage a file of a part lies on; local where the part does not know."""
         _, part, inner = self._find(path)
-        return part.kind(inner) if isinstance(part, SupportsKind) else "local"
+        return kind_of(part, inner)
 
     def local_path(self, path: str) -> str | None:
         """Return where a file of a part is on this machine, if the part can tell."""

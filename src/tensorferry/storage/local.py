@@ -17,7 +17,7 @@ from typing import Literal, Self, TypeVar
 
 from tensorferry.errors import ReadError
 from tensorferry.storage.base import File, Uncached
-from tensorferry.storage.direct import SPARE, Filled, is_elsewhere
+from tensorferry.storage.direct import SPARE, Filled
 from tensorferry.storage.folder import Folder, Identity, identity_of, located, refuse_irregular
 from tensorferry.storage.handle import Handle, fill, mapped, place_of, read_as_asked
 from tensorferry.storage.page_cache import absent_ranges, cached_share, forget
@@ -109,13 +109,16 @@ class LocalStorage:
         self._read(path, offset, (out,), touch=False)
 
     def read_vector(self, path: str, offset: int, outs: Sequence[memoryview]) -> None:
-        """Fill `outs`, such as tensors, one after the other from one contiguous range of `path`."""
+        """Fill `outs` one after the other from one contiguous range of `path`.
+
+        They are taken for memory that lasts, such as tensors: what nobody has touched of it is given its pages first.
+        """
         self._read(path, offset, outs, touch=True)
 
     def _read(self, path: str, offset: int, outs: Sequence[memoryview], *, touch: bool) -> None:
         views, wanted = self._asked(path, offset, outs)
         with self._lend(path) as handle:
-            got = fill(handle.fd, self._folder.label(path), offset, views, touch=touch)
+            got = fill(handle.fd, self._folder.label(path), offset, views, touch=touch and not handle.is_elsewhere)
         if got < wanted:
             raise self._short(path, offset, wanted, got)
         self._count(got, bool(wanted))
@@ -232,7 +235,7 @@ class LocalStorage:
     def kind(self, path: str) -> Literal["local", "network"]:
         """Return "network" where `path` lies on a file system of another machine, or one in user space."""
         with self._lend(path) as handle:
-            return "network" if is_elsewhere(handle.fd) else "local"
+            return "network" if handle.is_elsewhere else "local"
 
     def local_path(self, path: str) -> str:
         """Return where `path` really is; raises as `stat` does."""

@@ -6,9 +6,9 @@ import ctypes
 import mmap
 import os
 from collections.abc import Iterator
-from functools import cache
 from itertools import groupby
-from typing import Any
+
+from tensorferry.storage.libc import libc
 
 __all__ = ["absent_ranges", "cached_share", "forget"]
 
@@ -36,7 +36,7 @@ def absent_ranges(fd: int, offset: int, length: int) -> list[tuple[int, int]] | 
     """
     first = offset - offset % mmap.PAGESIZE
     last = min(-(-(offset + length) // mmap.PAGESIZE) * mmap.PAGESIZE, _pages(os.fstat(fd).st_size))
-    if not _may_look(fd) or _calls() is None:
+    if not _may_look(fd) or libc("mincore") is None:
         return None
     return [run for at in range(first, last, _STEP) for run in _absent(fd, at, min(_STEP, last - at))]
 
@@ -59,11 +59,11 @@ def _share_of_window(fd: int, offset: int, length: int) -> float:
 
 
 def _cached_pages(fd: int, offset: int, length: int) -> int | None:
-    libc = _calls()
-    if libc is None:
+    library = libc("syscall")
+    if library is None:
         return None
     asked, told = (ctypes.c_uint64 * 2)(offset, length), (ctypes.c_uint64 * 5)()
-    failed: int = libc.syscall(
+    failed: int = library.syscall(
         ctypes.c_long(_CACHESTAT), ctypes.c_int(fd), ctypes.byref(asked), ctypes.byref(told), ctypes.c_uint(0)
     )
     return None if failed else told[0]
@@ -80,14 +80,13 @@ def _may_look(fd: int) -> bool:
 
 def _absent(fd: int, offset: int, length: int) -> Iterator[tuple[int, int]]:
     """Yield the runs of absent pages of a range that begins and ends between pages, within the file."""
-    libc = _calls()
-    assert libc is not None
+    library = libc("mincore")
     there = bytearray(length // mmap.PAGESIZE)
-    at = libc.mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, fd, offset)
+    at = library.mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, fd, offset)
     if at in (None, ctypes.c_void_p(-1).value):
         return  # no memory for it: what we do not know to be ours stays
-    failed = libc.mincore(at, length, (ctypes.c_char * len(there)).from_buffer(there))
-    libc.munmap(at, length)
+    failed = library.mincore(at, length, (ctypes.c_char * len(there)).from_buffer(there))
+    library.munmap(at, length)
     for cached, pages in groupby(range(len(there)), key=lambda n: failed or there[n] & 1):
         if not cached:
             run = list(pages)
@@ -100,20 +99,3 @@ def _pages(size: int) -> int:
 
 def _pages_of(offset: int, length: int) -> int:
     return (offset + length - 1) // mmap.PAGESIZE - offset // mmap.PAGESIZE + 1
-
-
-@cache
-def _calls() -> Any:  # functions of the C library, which name no types
-    """Return the C library where it has what is used here, which is Linux's; else None."""
-    if not hasattr(os, "O_DIRECT"):
-        return None
-    try:
-        libc = ctypes.CDLL(None)
-        libc.mmap.restype = ctypes.c_void_p
-        libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-        libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-        libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
-        libc.syscall.restype = ctypes.c_long
-    except (AttributeError, OSError, TypeError):
-        return None
-    return libc

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tensorferry.storage.base import Storage, SupportsRuns, SupportsScatter
+from tensorferry.storage.base import Storage, StorageKind, SupportsKind, SupportsRuns, SupportsScatter
 
-__all__ = ["ReadInto", "read_bytes", "read_runs", "scatter"]
+__all__ = ["ReadInto", "kind_of", "read_bytes", "read_runs", "scatter"]
 
 ReadInto = Callable[[str, int, memoryview], None]
 """Fills the view exactly from an offset of a path, or raises; `Storage.read_into` is one."""
+
+
+def kind_of(storage: Storage, path: str) -> StorageKind:
+    """Return the kind of storage that a file lies on: a local one where nobody says otherwise."""
+    return storage.kind(path) if isinstance(storage, SupportsKind) else "local"
 
 
 def read_bytes(storage: Storage, path: str, offset: int, length: int) -> bytes:

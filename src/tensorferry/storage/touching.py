@@ -6,7 +6,8 @@ import ctypes
 import mmap
 from collections.abc import Iterator
 from functools import cache
-from typing import Any
+
+from tensorferry.storage.libc import address, libc
 
 __all__ = ["PIECE", "in_touched_pieces"]
 
@@ -35,34 +36,22 @@ def in_touched_pieces(view: memoryview) -> Iterator[memoryview]:
 
 def _is_untouched(view: memoryview) -> bool:
     """Whether the page in the middle of `view` has not been given yet; that one speaks for all."""
-    libc, told = _calls(), ctypes.c_ubyte(1)
-    if libc is None:
+    if not _knows_populate():
         return False
-    middle = (_address(view) + len(view) // 2) // _PAGE * _PAGE
-    return not libc.mincore(middle, _PAGE, ctypes.byref(told)) and not told.value & 1
+    told = ctypes.c_ubyte(1)
+    middle = (address(view) + len(view) // 2) // _PAGE * _PAGE
+    return not libc().mincore(middle, _PAGE, ctypes.byref(told)) and not told.value & 1
 
 
 def _touch(view: memoryview) -> None:
-    libc = _calls()
-    first = _address(view) // _PAGE * _PAGE
-    libc.madvise(first, _address(view) + len(view) - first, _POPULATE_WRITE)  # where that fails, reading tells
-
-
-def _address(view: memoryview) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(view))
+    first = address(view) // _PAGE * _PAGE
+    libc().madvise(first, address(view) + len(view) - first, _POPULATE_WRITE)  # where that fails, reading tells
 
 
 @cache
-def _calls() -> Any:  # functions of the C library, which name no types
-    """Return the C library where its kernel has the call, which Linux has since 5.14; else None."""
-    if not hasattr(mmap, "MADV_DONTNEED"):
-        return None
-    try:
-        libc = ctypes.CDLL(None)
-        libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
-        libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    except (AttributeError, OSError, TypeError):
-        return None
+def _knows_populate() -> bool:
+    """Whether the kernel gives pages on demand, which Linux does since 5.14."""
+    if libc() is None:
+        return False
     probe = mmap.mmap(-1, _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    known = not libc.madvise(_address(memoryview(probe)), _PAGE, _POPULATE_WRITE)
-    return libc if known else None
+    return not libc().madvise(address(memoryview(probe)), _PAGE, _POPULATE_WRITE)

@@ -108,7 +108,7 @@ def test_json_has_these_keys_and_no_others(run: CommandLine, layers: Path) -> No
     data = document(run, layers)
     assert set(data) == {
         "source", "format", "selection", "index", "files", "ignored", "metadata", "warnings", "nbytes",
-        "storage", "tensors",
+        "storage_kind", "tensors",
     }  # fmt: skip
     assert set(data["files"][0]) == {"path", "size"}
     assert set(data["ignored"][0]) == {"path", "reason"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -48,7 +50,7 @@ def test_columns_are_taken_out_of_strips_that_bring_each_byte_once(offset: int) 
     counters = ThreadedExecutor(1).run(schedule, storage, found)
     assert torch.equal(found["p"], matrix()[:, 300:364])
     assert counters.bytes_read == counters.copied_bytes == schedule.bytes_read
-    assert counters.reads == len(storage.reads) == 5
+    assert (counters.reads, len(storage.reads)) == (schedule.reads, 5)
     assert [at for _, at, _ in storage.reads] == [offset + 300 * 4 + n * 300 * 4096 for n in range(5)]
 
 
@@ -101,7 +103,18 @@ def test_a_transposed_tensor_is_cut_as_it_lies() -> None:
 def test_strips_are_of_about_equal_size_and_the_last_ends_with_the_last_needed_byte() -> None:
     plan = columns(1000, 16)
     batch = scheduled(plan).batches[0]
-    ((n, task),) = read_in_strips(plan, batch, ()).items()
-    parts = [strip.read for strip in strips(plan, batch.reads[n], task)]
+    ((n, number),) = read_in_strips(plan, batch, ()).items()
+    parts = [strip.read for strip in strips(plan, batch.reads[n], batch.tasks[number])]
     assert [part.length for part in parts] == [300 * 4096] * 4 + [299 * 4096 + 64]
     assert sum(part.length for part in parts) == batch.reads[n].length
+
+
+def test_where_each_request_takes_long_there_are_no_strips() -> None:
+    class FarAway(MemoryStorage):
+        def kind(self, path: str) -> Any:
+            return "network"
+
+    storage, found = FarAway({"f": raw(matrix())}), {"p": torch.zeros(ROWS, 64)}
+    counters = ThreadedExecutor(1).run(scheduled(columns(300, 64)), storage, found)
+    assert torch.equal(found["p"], matrix()[:, 300:364])
+    assert counters.reads == len(storage.reads) == 1

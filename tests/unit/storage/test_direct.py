@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tensorferry.errors import ReadError
-from tensorferry.storage import direct, handle, page_cache
+from tensorferry.storage import direct, file_systems, handle, page_cache
 from tensorferry.storage.base import SupportsUncached
 from tensorferry.storage.direct import SPARE, DirectFile
 from tensorferry.storage.joined import JoinedStorage
@@ -138,14 +138,14 @@ def test_what_is_cached_is_seen_without_the_call_for_it(storage: LocalStorage, m
 def test_a_file_in_memory_has_no_direct_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "f").write_bytes(DATA)
     monkeypatch.setattr(direct, "_block", lambda fd: 0)
-    monkeypatch.setattr(direct, "_magic", lambda fd: 0x01021994)
+    monkeypatch.setattr(file_systems, "_magic", lambda fd: 0x01021994)
     with LocalStorage(tmp_path) as storage:
         assert storage.uncached("f") == (False, "tmpfs has no direct reads")
         assert storage.read_uncached("f", 0, [page_aligned(10)]) is None
 
 
 def test_a_network_file_system_could_but_is_told_of(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct, "_magic", lambda fd: 0x6969)
+    monkeypatch.setattr(file_systems, "_magic", lambda fd: 0x6969)
     assert storage.uncached("f") == (True, "")  # it was looked at before
     storage.close()
     with LocalStorage(storage.uri) as again:

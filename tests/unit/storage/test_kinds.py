@@ -13,7 +13,7 @@ from helpers.memory_storage import MemoryStorage
 from tensorferry import ConfigError, ReadOptions, load, open_checkpoint
 from tensorferry.cli.inspecting import inspection, inspection_text
 from tensorferry.core.cost import LOCAL, NETWORK, REMOTE
-from tensorferry.storage import direct
+from tensorferry.storage import file_systems
 from tensorferry.storage.base import SupportsKind
 from tensorferry.storage.joined import JoinedStorage
 from tensorferry.storage.local import LocalStorage
@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def lies_on(magic: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct, "_magic", lambda fd: magic)
+    monkeypatch.setattr(file_systems, "_magic", lambda fd: magic)
 
 
 @pytest.mark.parametrize("magic", [NFS, CIFS, LUSTRE, FUSE])
@@ -39,7 +39,7 @@ def test_a_file_system_of_another_machine_gets_larger_reads(
     lies_on(magic, monkeypatch)
     with open_checkpoint(folder) as checkpoint:
         options = checkpoint.options
-    assert (options.storage, options.max_read, options.max_gap) == ("network", 2 * NETWORK.best, NETWORK.gap)
+    assert (options.storage_kind, options.max_read, options.max_gap) == ("network", 2 * NETWORK.best, NETWORK.gap)
     assert options.workers == 8
 
 
@@ -50,7 +50,7 @@ def test_disks_and_memory_of_this_machine_and_what_nobody_knows_are_local(
     lies_on(magic, monkeypatch)
     with open_checkpoint(folder) as checkpoint:
         options = checkpoint.options
-    assert (options.storage, options.max_read, options.max_gap) == ("local", 2 * LOCAL.best, LOCAL.gap)
+    assert (options.storage_kind, options.max_read, options.max_gap) == ("local", 2 * LOCAL.best, LOCAL.gap)
 
 
 def test_what_the_caller_gives_stays_even_where_it_is_what_local_disks_get(
@@ -61,8 +61,8 @@ def test_what_the_caller_gives_stays_even_where_it_is_what_local_disks_get(
     with open_checkpoint(folder, options=given) as checkpoint:
         options = checkpoint.options
     assert (options.max_read, options.max_gap, options.workers) == (2 * NETWORK.best, LOCAL.gap, 3)
-    with open_checkpoint(folder, options=ReadOptions(storage="local")) as checkpoint:
-        assert checkpoint.options == ReadOptions(storage="local")
+    with open_checkpoint(folder, options=ReadOptions(storage_kind="local")) as checkpoint:
+        assert checkpoint.options == ReadOptions(storage_kind="local")
 
 
 def test_reads_are_never_larger_than_what_may_be_staged() -> None:
@@ -71,10 +71,10 @@ def test_reads_are_never_larger_than_what_may_be_staged() -> None:
 
 
 def test_a_kind_can_be_named_and_then_nothing_is_looked_at() -> None:
-    assert ReadOptions.suited_to("remote", max_gap=0) == ReadOptions(storage="remote", max_gap=0)
-    assert ReadOptions(storage="remote").settled("network").max_gap == REMOTE.gap
-    with pytest.raises(ConfigError, match="storage 'nfs': one of auto, local, network, remote is expected"):
-        ReadOptions(storage="nfs")  # type: ignore[arg-type]
+    assert ReadOptions.suited_to("remote", max_gap=0) == ReadOptions(storage_kind="remote", max_gap=0)
+    assert ReadOptions(storage_kind="remote").settled("network").max_gap == REMOTE.gap
+    with pytest.raises(ConfigError, match="storage_kind 'nfs': one of auto, local, network, remote is expected"):
+        ReadOptions(storage_kind="nfs")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="storage kind 'nfs': one of local, network, remote is expected"):
         ReadOptions.suited_to("nfs")
 
@@ -83,10 +83,10 @@ def test_the_report_and_inspect_say_what_reads_were_chosen_for(folder: Path, mon
     assert "storage" not in str(load(nn.Linear(2, 2), folder))
     lies_on(NFS, monkeypatch)
     report = load(nn.Linear(2, 2), folder)
-    assert report.storage == report.to_dict()["storage"] == "network"
+    assert report.storage_kind == report.to_dict()["storage_kind"] == "network"
     assert "reads chosen for network storage" in str(report)
     with open_checkpoint(folder) as checkpoint:
-        assert inspection(checkpoint)["storage"] == "network"
+        assert inspection(checkpoint)["storage_kind"] == "network"
         told = inspection_text(checkpoint)
     assert "storage: network, read at most 32.0 MiB at a time, over holes of at most 132.0 KiB" in told
 

@@ -287,7 +287,10 @@ class _Dividing:
             return self.ranks
         tp, ep = self.parallel.tp_size, self.parallel.ep_size
         if ep > tp > 1:  # expert_hooks adds up over one group, which all that is divided shares
-            raise ConfigError(f"experts: {ep} expert-parallel ranks are more than the {tp} tensor-parallel ones")
+            raise ConfigError(
+                f"experts: {ep} expert-parallel ranks are more than the {tp} tensor-parallel ones: give ep_size {tp} or"
+                " less, or tp_size 1"
+            )
         return with_the_same_experts(self.parallel)
 
     def _parameter(self, name: str, module: nn.Module, leaf: str, style: str) -> None:

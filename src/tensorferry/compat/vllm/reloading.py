@@ -73,7 +73,7 @@ def restored(
     checkpoint: Checkpoint, needs: Needs | None, config: LoadConfig
 ) -> Generator[tuple[str, torch.Tensor], None, None]:
     """Yield name and values of every entry, in storage order; where `needs` knows parts, zeros but for them."""
-    options = config.reading
+    options = checkpoint.options
     for group in _groups(list(checkpoint.catalogue.values()), needs, options.max_staging):
         if _is_whole(group[0], needs):
             yield from OwnReading(config).stream(checkpoint.storage, group, Counters())

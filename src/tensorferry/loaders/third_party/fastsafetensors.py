@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tensorferry.config import expect
+from tensorferry.checks import expect
 from tensorferry.errors import ConfigError
 from tensorferry.loaders.third_party.batches import FileBatch
 from tensorferry.loaders.third_party.executor import COMMON_TYPES, LibraryExecutor, Tensors

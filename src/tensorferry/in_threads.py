@@ -1,0 +1,89 @@
+"""The same done to many things, several at a time, by threads that nobody has to wait for: a read may hang."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from threading import Event, Thread
+from typing import Any, TypeVar
+
+__all__ = ["in_threads"]
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+_PATIENCE = 1.0
+"""Seconds that reads which have begun are waited for, after an error or an interrupt."""
+
+
+def in_threads(
+    work: Callable[[_Item], _Result], items: Sequence[_Item], threads: int, *, stop: Event | None = None
+) -> list[_Result]:
+    """Return ``work(item)`` for each of `items`, in order, done by at most `threads` threads.
+
+    After an error, as after an interrupt, nothing more is begun. Of several errors, that of the first item is raised,
+    or the one that came first where there is `stop`: that is set when no more results are wanted, for work that takes
+    long to look at, and to end with errors of its own.
+    """
+    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
+    done: queue.SimpleQueue[tuple[int, _Result | BaseException, bool]] = queue.SimpleQueue()
+    for number in range(len(items)):
+        waiting.put(number)
+
+    def run() -> None:
+        with suppress(queue.Empty):
+            while True:
+                number = waiting.get_nowait()
+                try:
+                    done.put((number, work(items[number]), True))
+                except BaseException as error:  # noqa: BLE001 - whoever waits for it raises it
+                    done.put((number, error, False))
+
+    started: list[Thread] = []
+    failed: dict[int, BaseException] = {}
+    results: dict[int, _Result] = {}
+    try:
+        for _ in range(min(threads, len(items))):
+            started.append(Thread(target=run, name="tensorferry-files", daemon=True))
+            started[-1].start()
+        while len(results) < len(items) and not failed:
+            _sort(done.get(), results, failed)
+    finally:
+        _all(waiting)
+        if stop is not None:
+            stop.set()
+        _join(started)
+        for late in _all(done):
+            _sort(late, results, failed if stop is None else {})
+    if failed:
+        try:
+            raise failed[min(failed)]
+        finally:
+            failed.clear()  # errors know frames that know this
+    return [results[number] for number in range(len(items))]
+
+
+def _sort(done: tuple[int, Any, bool], results: dict[int, _Result], failed: dict[int, BaseException]) -> None:
+    number, found, is_result = done
+    if is_result:
+        results[number] = found
+    else:
+        failed[number] = found
+
+
+def _all(left: queue.SimpleQueue[_Item]) -> list[_Item]:
+    """Return what is in a queue, which is empty afterwards."""
+    found: list[_Item] = []
+    with suppress(queue.Empty):
+        while True:
+            found.append(left.get_nowait())
+    return found
+
+
+def _join(threads: Sequence[Thread]) -> None:
+    deadline = time.monotonic() + _PATIENCE
+    for thread in threads:
+        with suppress(RuntimeError):  # one whose start was interrupted: it finds nothing to do
+            thread.join(max(deadline - time.monotonic(), 0))
