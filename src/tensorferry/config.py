@@ -62,9 +62,10 @@ class ReadOptions:
     goes to another machine; at most eight in any case.
 
     direct: whether reads go past the system's page cache: "auto" where the file lies on a disk of this machine and the
-    bytes are not in the cache, "never", or "always", which is refused where a file system cannot. Reads of which other
-    ranks need a quarter and more go through the cache all the same in the first case. keep_cache: whether
+    bytes are not in the cache, "never", or "always", which is refused where a file system cannot. keep_cache: whether
     what a load brings into the page cache stays there; what was there before stays in either case.
+    shared: whether other ranks on this machine load from the same files meanwhile. Then reads of which they need a
+    quarter or more go through the page cache, for the disk to give them once. None: where torchrun started several.
     mapped: whether parameters on meta become views of the mapped files, where their bytes lie there just as they are
     wanted. That takes milliseconds and shares memory between processes, but the file must not change while they are in
     use, and a file that is cut short kills the process. What is written to them stays in this process.
@@ -84,6 +85,7 @@ class ReadOptions:
     threads: int = 0
     direct: Direct = "auto"
     keep_cache: bool = True
+    shared: bool | None = None
     mapped: bool = False
     huge_pages: bool = False
     pinned: bool = True
@@ -101,6 +103,7 @@ class ReadOptions:
         expect_one_of("gpu_direct", self.gpu_direct, get_args(Direct))
         for name in ("keep_cache", "mapped", "huge_pages", "pinned"):
             expect(name, getattr(self, name), bool, "true or false")
+        expect("shared", self.shared or False, bool, "true, false or null")
         self._suit()
         if self.max_read < 4096 or self.max_staging < self.max_read:
             raise ConfigError(
@@ -125,6 +128,11 @@ class ReadOptions:
         """Return the options for a kind of storage, but for `options` that are given."""
         expect_one_of("storage kind", kind, list(STORAGE_COSTS))
         return cls(**{"storage_kind": kind, **options})
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other ranks on this machine are taken to read the same files; see `shared`."""
+        return os.environ.get("LOCAL_WORLD_SIZE", "1") != "1" if self.shared is None else self.shared
 
     @property
     def workers(self) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 
@@ -29,7 +29,7 @@ from tensorferry.execute.placing import in_place, perform
 from tensorferry.execute.pool import PATIENCE, Readers
 from tensorferry.execute.staging import Staging
 from tensorferry.execute.strips import Strip, read_in_strips, strips
-from tensorferry.execute.ways import Ways, shared_reads
+from tensorferry.execute.ways import Ways, reads_in_part
 from tensorferry.numerics.dequantize import foresee
 from tensorferry.numerics.memory import bytes_of, return_free_memory
 from tensorferry.numerics.threads import alone
@@ -50,8 +50,8 @@ class ThreadedExecutor:
     """Runs batches in `threads` threads, in the order of the schedule.
 
     pinned: leave parameters on GPUs to a `DeviceExecutor`, which stages in pinned memory. gpu_direct: its option.
-    direct, keep_cache: as in `ReadOptions`. copiers: how many threads there are at most where nearly all of what is
-    read lies in the page cache, so that nobody waits for a disk; None for `threads`.
+    direct, keep_cache, shared: as in `ReadOptions`. copiers: how many threads there are at most where nearly all that
+    is read lies in the page cache, so that nobody waits for a disk; None for `threads`.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class ThreadedExecutor:
         gpu_direct: Use = "never",
         direct: Direct = "auto",
         keep_cache: bool = True,
+        shared: bool = False,
     ) -> None:
         self.threads = threads
         self.copiers = threads if copiers is None else min(copiers, threads)
@@ -70,6 +71,7 @@ class ThreadedExecutor:
         self.gpu_direct = gpu_direct
         self.direct: Direct = direct
         self.keep_cache = keep_cache
+        self.shared = shared
 
     @classmethod
     def of(cls, options: ReadOptions) -> Self:
@@ -81,6 +83,7 @@ class ThreadedExecutor:
             gpu_direct=options.gpu_direct,
             direct=options.direct,
             keep_cache=options.keep_cache,
+            shared=options.is_shared,
         )
 
     def run(
@@ -95,14 +98,11 @@ class ThreadedExecutor:
         """Fill `parameters`; see `Executor`. `parameters` is looked up from several threads."""
         foresee(_elements_decoded(schedule.plan))
         if self.pinned and any_on_devices(parameters, schedule.plan):
-            others = ThreadedExecutor(
-                self.threads, copiers=self.copiers, pinned=False, direct=self.direct, keep_cache=self.keep_cache
-            )
-            executor = DeviceExecutor(
-                self.threads, others, gpu_direct=self.gpu_direct, direct=self.direct, keep_cache=self.keep_cache
-            )
+            how: Any = {"direct": self.direct, "keep_cache": self.keep_cache, "shared": self.shared}
+            others = ThreadedExecutor(self.threads, copiers=self.copiers, pinned=False, **how)
+            executor = DeviceExecutor(self.threads, others, gpu_direct=self.gpu_direct, **how)
             return executor.run(schedule, storage, parameters, on_ready=on_ready, progress=progress)
-        ways = Ways(storage, self.direct, self.keep_cache)
+        ways = Ways(storage, self.direct, self.keep_cache, self.shared)
         reads = [read for batch in schedule.batches for read in batch.reads]
         ways.refuse_impossible(read.file for read in reads)
         run = _Run(schedule, ways, parameters)
@@ -200,7 +200,7 @@ class _Run:
     def _moved(self, batch: Batch) -> Counters:
         direct, stripped, rest = self._sort_out(batch)
         # Where all goes straight to its place, holes are too small to ask for; it takes time for each task.
-        shared = shared_reads(self.schedule.plan, batch) if len(direct) < len(batch.reads) else ()
+        in_part = reads_in_part(self.schedule.plan, batch) if len(direct) < len(batch.reads) else ()
         elsewhere = direct.keys() | stripped.keys()
         where, size = _layout([None if n in elsewhere else r for n, r in enumerate(batch.reads)])
         begin, counters = -(-size // _PAGE) * _PAGE, Counters()
@@ -211,11 +211,11 @@ class _Run:
                 if self.cancelled.is_set():
                     return counters
                 if n in stripped:
-                    self._in_strips(stripped[n], block[begin:], counters, shared=n in shared)
+                    self._in_strips(stripped[n], block[begin:], counters, in_part=n in in_part)
                 else:
                     outs = direct[n].outs if n in direct else [staged[n]]
                     with reading_for(self._entries(batch, n)):
-                        _read(self.ways, read, [bytes_of(out) for out in outs], counters, shared=n in shared)
+                        _read(self.ways, read, [bytes_of(out) for out in outs], counters, in_part=n in in_part)
                     counters.direct_bytes += direct[n].placed if n in direct else 0
                     counters.copied_bytes += 0 if n in direct else read.length
                     counters.bytes_read += read.length
@@ -225,7 +225,7 @@ class _Run:
                 counters.lost(name, perform(self.schedule.plan, task, staged, self.parameters[name]))
         return counters
 
-    def _in_strips(self, parts: Sequence[Strip], block: torch.Tensor, counters: Counters, *, shared: bool) -> None:
+    def _in_strips(self, parts: Sequence[Strip], block: torch.Tensor, counters: Counters, *, in_part: bool) -> None:
         """Read and place a strip at a time, all of them through the same block."""
         plan = self.schedule.plan
         with alone():
@@ -235,7 +235,7 @@ class _Run:
                 step, lead = plan.steps[task.step], part.offset % _PAGE
                 staged = block[lead : lead + part.length]
                 with reading_for([step.sources[0].entry.name]):
-                    _read(self.ways, part, [bytes_of(staged)], counters, shared=shared)
+                    _read(self.ways, part, [bytes_of(staged)], counters, in_part=in_part)
                 counters.copied_bytes += part.length
                 counters.bytes_read += part.length
                 counters.lost(step.parameter, perform(plan, task, [staged], self.parameters[step.parameter]))
@@ -285,9 +285,9 @@ def _strip_end(strip: Strip) -> int:
     return strip.read.offset % _PAGE + strip.read.length
 
 
-def _read(ways: Ways, read: Read, outs: Sequence[memoryview], counters: Counters, *, shared: bool) -> None:
+def _read(ways: Ways, read: Read, outs: Sequence[memoryview], counters: Counters, *, in_part: bool) -> None:
     if read.times == 1:
-        ways.read(read.file, read.offset, outs, counters, shared=shared)
+        ways.read(read.file, read.offset, outs, counters, in_part=in_part)
         return
     (out,) = outs  # runs are joined with nothing else, so there are no holes
     ways.read_runs(read.file, read.offset, read.stride, read.run, out, counters)

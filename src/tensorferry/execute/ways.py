@@ -15,7 +15,7 @@ from tensorferry.execute.base import Counters
 from tensorferry.storage.base import Storage, SupportsKind, SupportsUncached
 from tensorferry.storage.reading import read_runs, scatter
 
-__all__ = ["Ways", "shared_reads"]
+__all__ = ["Ways", "reads_in_part"]
 
 _LEAST = 256 << 10
 """Bytes below which a read goes through the page cache: a look, and bytes on either side, would cost too much of it."""
@@ -32,7 +32,7 @@ _LOOKS = 8
 _DIRECT = "direct"
 
 
-def shared_reads(plan: Plan, batch: Batch) -> set[int]:
+def reads_in_part(plan: Plan, batch: Batch) -> set[int]:
     """Return the numbers of those reads of `batch` of which a good part is not needed: other ranks need that.
 
     They make the same reads, and storage that ranks share gives the bytes once where these go through its cache.
@@ -51,12 +51,14 @@ class Ways:
     """Reads from `storage` as is best for each read, or as is asked for; may be used from several threads.
 
     direct: "always" past the page cache, "never", or "auto": where the file system suits it, and the bytes are not in
-    the cache already. keep_cache: whether what is brought into the page cache stays there.
+    the cache already. keep_cache: whether what is brought into the page cache stays there. shared: whether other ranks
+    on this machine read the same files.
     """
 
     storage: Storage
     direct: Direct = "auto"
     keep_cache: bool = True
+    shared: bool = False
     _near: dict[str, bool] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def refuse_impossible(self, files: Iterable[str]) -> None:
@@ -84,15 +86,15 @@ class Ways:
         return self._near[file]
 
     def read(
-        self, path: str, offset: int, outs: Sequence[memoryview], counters: Counters, *, shared: bool = False
+        self, path: str, offset: int, outs: Sequence[memoryview], counters: Counters, *, in_part: bool = False
     ) -> None:
         """Fill `outs` from one range of `path`, and count how it was read. Raises ReadError.
 
-        shared: whether others are likely to read the same bytes, and should find them in the page cache.
+        in_part: whether a good part of the range is not needed, so that other ranks make the same read.
         """
         length = sum(out.nbytes for out in outs)
         way = self._way(path, offset, length, len(outs))
-        if way == _DIRECT and shared and self.direct == "auto" and self.keep_cache:
+        if way == _DIRECT and in_part and self.shared and self.direct == "auto" and self.keep_cache:
             way = "buffered: shared"
         cache, copied = self._cache, None
         if way == _DIRECT and cache is not None:

@@ -11,15 +11,16 @@ import pytest
 from helpers.core_values import columns as columns_of
 from helpers.core_values import entry as entry_of
 from helpers.memory_storage import MemoryStorage
-from tensorferry.config import Direct
+from tensorferry.config import Direct, ReadOptions
 from tensorferry.core.boxes import Region
 from tensorferry.core.lower import lower
 from tensorferry.core.plan import Plan, Source, Step
 from tensorferry.core.schedule import Read
 from tensorferry.core.transforms import TensorSpec
 from tensorferry.errors import ConfigError
+from tensorferry.execute import ThreadedExecutor
 from tensorferry.execute.base import Counters
-from tensorferry.execute.ways import Ways, shared_reads
+from tensorferry.execute.ways import Ways, reads_in_part
 from tensorferry.storage.base import SupportsUncached, Uncached
 
 MIB = 1 << 20
@@ -147,13 +148,27 @@ def test_runs_at_equal_distances_go_through_the_cache_and_leave_no_trace() -> No
 def test_what_other_ranks_read_too_goes_through_the_cache_that_they_share() -> None:
     def shared(ways: Ways) -> Counters:
         counters = Counters()
-        ways.read("f", 0, [memoryview(bytearray(MIB))], counters, shared=True)
+        ways.read("f", 0, [memoryview(bytearray(MIB))], counters, in_part=True)
         return counters
 
-    assert shared(Ways(CachedStorage())).ways == {"buffered: shared": MIB}
-    assert shared(Ways(CachedStorage(share=1.0))).ways == {"cached": MIB}
-    assert shared(Ways(CachedStorage(), "always")).ways == {"direct": MIB}
-    assert shared(Ways(CachedStorage(), keep_cache=False)).ways == {"direct": MIB}
+    assert shared(Ways(CachedStorage(), shared=True)).ways == {"buffered: shared": MIB}
+    assert shared(Ways(CachedStorage(share=1.0), shared=True)).ways == {"cached": MIB}
+    assert shared(Ways(CachedStorage(), "always", shared=True)).ways == {"direct": MIB}
+    assert shared(Ways(CachedStorage(), keep_cache=False, shared=True)).ways == {"direct": MIB}
+    assert shared(Ways(CachedStorage())).ways == {"direct": MIB}
+
+
+@pytest.mark.parametrize(
+    ("given", "ranks", "expected"),
+    [(None, None, False), (None, "1", False), (None, "2", True), (False, "2", False), (True, None, True)],
+)
+def test_ranks_that_torchrun_starts_share_files(
+    given: bool | None, ranks: str | None, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    if ranks is not None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    assert ThreadedExecutor.of(ReadOptions(shared=given)).shared is expected
 
 
 @pytest.mark.parametrize(("columns", "expected"), [(4, {0}), (7, set())])
@@ -163,7 +178,7 @@ def test_a_read_is_shared_where_a_good_part_of_it_is_not_needed(columns: int, ex
     plan = Plan((step,), {"w": TensorSpec(entry.dtype, part.shape)})
     (batch,) = lower(plan, max_gap=64, max_read=MIB, max_staging=MIB, waste=4.0).batches
     assert len(batch.reads) == 1
-    assert shared_reads(plan, batch) == expected
+    assert reads_in_part(plan, batch) == expected
 
 
 @pytest.mark.parametrize(

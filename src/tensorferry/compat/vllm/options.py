@@ -64,6 +64,7 @@ def load_config(config: Any) -> LoadConfig:
         "strategy": options.strategy or _strategy(config),
         "download_dir": config.download_dir,
         "ignore_patterns": _ignored(config),
+        "read": {"shared": True, **options.read},  # ranks of an engine load at once
     }
     try:
         return LoadConfig.from_dict(taken)

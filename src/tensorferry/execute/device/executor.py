@@ -66,8 +66,8 @@ class DeviceExecutor:
     bytes are on their way. What is staged is bounded for all devices together.
 
     rest: what fills the parameters that are elsewhere, before the others. gpu_direct: whether devices read files by
-    themselves; those of a storage that `SupportsDevice` are read so in any case. direct, keep_cache: as in
-    `ReadOptions`, for what the CPU reads.
+    themselves; those of a storage that `SupportsDevice` are read so in any case. direct, keep_cache, shared:
+    as in `ReadOptions`, for what the CPU reads.
     """
 
     def __init__(
@@ -79,10 +79,12 @@ class DeviceExecutor:
         gpu_direct: Use = "never",
         direct: Direct = "auto",
         keep_cache: bool = True,
+        shared: bool = False,
     ) -> None:
         self._threads, self._rest = threads, rest
         self._way: Direct = direct
         self._keep_cache = keep_cache
+        self._shared = shared
         self._accelerator, self._use = accelerator or Cuda(), gpu_direct
 
     def run(
@@ -100,7 +102,7 @@ class DeviceExecutor:
         """
         where = _devices_of(parameters, schedule.plan, self._accelerator)
         mine, others = divided(schedule, where.__contains__)
-        ways = Ways(storage, self._way, self._keep_cache)
+        ways = Ways(storage, self._way, self._keep_cache, self._shared)
         ways.refuse_impossible(read.file for batch in mine.batches for read in batch.reads)
         progress.start(schedule.bytes_read, "weights")
         counters, part = Counters(), _Part(progress)

@@ -15,7 +15,7 @@ from tensorferry.execute.blame import entries_of, reading_for
 from tensorferry.execute.device.ring import Block, Ring, host_memory
 from tensorferry.execute.device.streams import Accelerator, Event, Stream
 from tensorferry.execute.placing import stays_on_cpu
-from tensorferry.execute.ways import Ways, shared_reads
+from tensorferry.execute.ways import Ways, reads_in_part
 from tensorferry.numerics.memory import bytes_of
 from tensorferry.storage.base import SupportsDevice
 
@@ -65,14 +65,14 @@ class Stager:
         else:
             reads, read, ring, align = list(batch.reads), self._to_host, self._host, _ALIGNED
         where, size = _laid_out(reads, align)
-        shared = shared_reads(self._schedule.plan, batch)
+        in_part = reads_in_part(self._schedule.plan, batch)
         with ring.lend(size) as (block, events):
             staged = [block[at : at + length] for at, length in where]
             for n, (wanted, out) in enumerate(zip(reads, staged, strict=True)):
                 if stopped.is_set():
                     break
                 with reading_for(entries_of(self._schedule.plan, batch, n)):
-                    read(wanted, out, counters, shared=n in shared)
+                    read(wanted, out, counters, in_part=n in in_part)
                 counters.bytes_read += wanted.length
                 counters.copied_bytes += wanted.length
                 counters.reads += wanted.times
@@ -96,13 +96,13 @@ class Stager:
         last = -(-(read.offset + read.length) // _PAGE) * _PAGE
         return Read(read.file, first, min(last, self._ways.storage.stat(read.file).size) - first)
 
-    def _to_host(self, read: Read, out: torch.Tensor, counters: Counters, *, shared: bool) -> None:
+    def _to_host(self, read: Read, out: torch.Tensor, counters: Counters, *, in_part: bool) -> None:
         if read.times == 1:
-            self._ways.read(read.file, read.offset, [bytes_of(out)], counters, shared=shared)
+            self._ways.read(read.file, read.offset, [bytes_of(out)], counters, in_part=in_part)
         else:
             self._ways.read_runs(read.file, read.offset, read.stride, read.run, bytes_of(out), counters)
 
-    def _to_device(self, read: Read, out: torch.Tensor, counters: Counters, *, shared: bool) -> None:
+    def _to_device(self, read: Read, out: torch.Tensor, counters: Counters, *, in_part: bool) -> None:
         assert self._direct is not None
         self._direct.read_to_device(read.file, read.offset, out)
         counters.came("by the device", read.length)
