@@ -17,6 +17,7 @@ if not Path("/dev/nvidiactl").exists():
 import pytest
 from hypothesis import settings
 
+from helpers.fake_vllm import FakeVllm, installed
 from helpers.ranks import Ranks
 
 # Checks that other packages subclass, too: their assertions should say what was found.
@@ -70,3 +71,10 @@ def four_ranks() -> Iterator[Ranks]:
     """Four ranks of one group."""
     with closing(Ranks(4)) as ranks:
         yield ranks
+
+
+@pytest.fixture
+def vllm() -> Iterator[FakeVllm]:
+    """As much of vLLM as the plug-in uses, in place of it."""
+    with installed() as fake:
+        yield fake
