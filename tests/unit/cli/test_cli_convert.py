@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from helpers.checkpoints import ar, write_safetensors
 from helpers.command_line import CommandLine
+from tensorferry.core.amounts import human_bytes
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def test_it_prints_the_account(run: CommandLine, source: Path, tmp_path: Path) -
     assert lines[:5] == [
         f"wrote 3 tensors, 40 B, to {tmp_path / 'out'} (safetensors)",
         f"  of {source} (safetensors)",
-        f"  model.safetensors: {size} B",
+        f"  model.safetensors: {human_bytes(size)}",
         "  cast 2 tensors F32 -> BF16",
         "  not cast (integers): n",
     ]
