@@ -31,20 +31,20 @@ def load_from(rank: int, size: int, folders: list[Path]) -> str:
 def load_with_a_bad_disk(rank: int, size: int, folder: Path, bad: int, after: int) -> str:
     """Let reading fail in rank `bad`, after so many good reads."""
     reads = 0
-    original = LocalStorage.read_vector
+    original = LocalStorage._read
 
-    def failing(self: LocalStorage, path: str, offset: int, outs: Any) -> None:
+    def failing(self: LocalStorage, path: str, offset: int, outs: Any, *, touch: bool) -> None:
         nonlocal reads
         reads += 1
         if rank == bad and reads > after:
             raise ReadError(f"{path}: the disk is broken")
-        original(self, path, offset, outs)
+        original(self, path, offset, outs, touch=touch)
 
-    LocalStorage.read_vector = failing  # type: ignore[method-assign]
+    LocalStorage._read = failing  # type: ignore[method-assign]
     try:
         return load_from(rank, size, [folder] * size)
     finally:
-        LocalStorage.read_vector = original  # type: ignore[method-assign]
+        LocalStorage._read = original  # type: ignore[method-assign]
 
 
 def same(faults: list[Any]) -> Fault:

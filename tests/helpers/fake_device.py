@@ -37,7 +37,7 @@ class FakeStream:
 
     def __init__(self, devices: FakeDevices, name: str, *, eager: bool = False) -> None:
         self.devices, self.name, self.eager = devices, name, eager
-        self._lock = threading.RLock()
+        self._lock = devices.turn
         self._work: deque[Callable[[], None]] = deque()
         self.put = self.done = 0
 
@@ -86,6 +86,7 @@ class FakeDevices:
         self.most_pinned = 0
         self.fail_at, self._submitted = fail_at, 0
         self._lock = threading.Lock()
+        self.turn = threading.RLock()  # one for all streams: two may wait for each other's events, in either order
         self._callers = {device: FakeStream(self, f"caller of {device}", eager=not busy) for device in self.devices}
 
     def note(self, *what: str) -> None:
