@@ -10,7 +10,6 @@ much was copied once more after it had been read.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import tempfile
 import time
@@ -19,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from page_cache import bring, forget
 from torch import nn
 
 import tensorferry
@@ -48,16 +48,6 @@ def module_of(shapes: Mapping[str, tuple[int, ...]], device: str) -> nn.Module:
     )
 
 
-def forget(folder: Path) -> None:
-    for path in folder.glob("*.safetensors"):
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(handle)
-
-
 def measure(folders: Mapping[str, Path], shapes: Mapping[str, tuple[int, ...]], rounds: int) -> None:
     live, found, copied = module_of(shapes, "cpu"), defaultdict(list), {}
     for folder in folders.values():
@@ -67,10 +57,7 @@ def measure(folders: Mapping[str, Path], shapes: Mapping[str, tuple[int, ...]], 
             for what, device in (("into touched memory", None), ("on meta", "meta")):
                 model = live if device is None else module_of(shapes, device)
                 state = "warm" if number < rounds else "cold"
-                if state == "cold":
-                    forget(folder)
-                else:
-                    b"".join(path.read_bytes()[-1:] for path in folder.glob("*.safetensors"))
+                (forget if state == "cold" else bring)(folder.glob("*.safetensors"))
                 began, worked = time.perf_counter(), time.process_time()
                 report = tensorferry.load(model, folder)
                 found[what, state, name].append((time.perf_counter() - began, time.process_time() - worked))

@@ -13,7 +13,6 @@ Without a CUDA device it says so in one line and measures nothing.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import tempfile
 import time
@@ -22,6 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import torch
+from page_cache import bring, forget
 from torch import nn
 
 import tensorferry
@@ -129,17 +129,6 @@ def contestants() -> dict[str, Fill]:
     return found | {name: copied(way) for name, way in libraries.items() if find_spec(name) is not None}
 
 
-def forget(files: list[Path]) -> None:
-    """Have the page cache forget the files, as far as it listens."""
-    for path in files:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(handle)
-
-
 def seconds(act: Callable[[], object]) -> float:
     return timed(act)[0]
 
@@ -203,8 +192,7 @@ def measure(files: list[Path], rounds: int) -> None:
         for name, fill in ready.items():
             forget(files)
             times.setdefault((name, "cold"), []).append(timed(lambda fill=fill: fill(module, files)))  # type: ignore[misc]
-            for path in files:
-                path.read_bytes()[:1]
+            bring(files)
             times.setdefault((name, "warm"), []).append(timed(lambda fill=fill: fill(module, files)))  # type: ignore[misc]
     print(f"{'':26} {'cold':>8} {'warm':>8}   CPU-seconds, cold and warm")
     for name in ready:

@@ -26,6 +26,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from page_cache import bring, forget
 from torch import nn
 
 import tensorferry
@@ -48,14 +49,11 @@ class Bench:
 
     def chill(self) -> None:
         """Have the page cache let go of the file."""
-        with self.path.open("rb") as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        forget([self.path])
 
     def warm(self) -> None:
         """Have all of the file in the page cache."""
-        with self.path.open("rb", buffering=0) as file:
-            while file.read(CHUNK):
-                pass
+        bring([self.path])
 
     def raw(self, threads: int, memory: mmap.mmap | None, *, direct: bool) -> None:
         """Read the file with preadv into `memory`, or into fresh memory."""

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import runpy
 import statistics
 import subprocess
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from page_cache import bring, forget
 from safetensors import safe_open
 
 import tensorferry
@@ -173,7 +173,7 @@ def measured(case: str, way: str, folder: str, cold: str) -> dict[str, Any]:
     checkpoint = tensorferry.open_checkpoint(folder)
     prepared = prepare(model, checkpoint, rules=model.weight_rules)
     prepared.plan.raise_for_problems()
-    settle(Path(folder), cold)
+    (forget if cold == "cold" else bring)(Path(folder).glob("*.safetensors"))
     before, began = disk_bytes(), time.perf_counter()
     report = LOADS[way](model, checkpoint, prepared, Path(folder))
     seconds, disk = time.perf_counter() - began, disk_bytes() - before
@@ -225,18 +225,6 @@ def _by_steps(model: Any, checkpoint: Any, prepared: Any, folder: Path, take: Ca
 
 
 LOADS = dict(zip(WAYS, (by_tensorferry, by_slices, by_whole_tensors), strict=True))
-
-
-def settle(folder: Path, cold: str) -> None:
-    """Drop the files from the page cache, or bring them there."""
-    for path in folder.glob("*.safetensors"):
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-            if cold == "cold":
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            else:
-                while file.read(1 << 24):
-                    pass
 
 
 def disk_bytes() -> int:

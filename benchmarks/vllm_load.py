@@ -34,6 +34,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from page_cache import bring, forget
 from vllm_page import OURS, RAW, page
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -74,21 +75,6 @@ def write_checkpoint(folder: Path, gib: float) -> int:
         where |= dict.fromkeys(shapes, file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-
-
-def drop_from_cache(folder: Path) -> None:
-    for file in folder.glob("*.safetensors"):
-        with file.open("rb") as opened:
-            os.fsync(opened.fileno())
-            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def bring_into_cache(folder: Path) -> None:
-    block = memoryview(bytearray(1 << 20))
-    for file in folder.glob("*.safetensors"):
-        with file.open("rb", buffering=0) as opened:
-            while opened.readinto(block):
-                pass
 
 
 def work(folder: Path) -> None:
@@ -237,7 +223,7 @@ def measure(folders: Sequence[Path], size: int, repeat: int, ways: Sequence[str]
             if cache == "warm" and way == RAW:
                 continue
             for folder in folders:
-                (drop_from_cache if cache == "cold" else bring_into_cache)(folder)
+                (forget if cache == "cold" else bring)(folder.glob("*.safetensors"))
             ranks = workers.fill(way, check=cache == "cold" and turn == 0)
             seconds = max(r["seconds"] for r in ranks)
             yield {

@@ -12,6 +12,7 @@ import torch
 
 from helpers.checkpoints import ar, raw
 from helpers.memory_storage import MemoryStorage
+from helpers.pushing import Pushing, lent
 from tensorferry.config import ReadOptions
 from tensorferry.core.boxes import Box, Region
 from tensorferry.core.catalogue import Catalogue, TensorEntry
@@ -24,14 +25,10 @@ from tensorferry.core.schedule import Schedule
 from tensorferry.core.target import Slot, TargetTensor
 from tensorferry.core.transforms import Stack
 from tensorferry.errors import ReadError
-from tensorferry.execute import Counters, Executor, Feeder, SimpleExecutor, ThreadedExecutor
-from tensorferry.execute.base import OnReady, Parameters
-from tensorferry.execute.simple import read_entry
+from tensorferry.execute import Executor, SimpleExecutor, ThreadedExecutor
 from tensorferry.loaders.strategies import EagerExecutor, PrefetchExecutor
 from tensorferry.numerics.casts import Loss
 from tensorferry.numerics.torch_dtypes import dtype_of, torch_dtype
-from tensorferry.progress import SILENT, Progress
-from tensorferry.storage.base import Storage
 
 SETTINGS = {"max_gap": 8, "max_read": 64, "max_staging": 128, "waste": 4.0}
 F32 = DTYPES["F32"]
@@ -337,34 +334,6 @@ class TestPrefetchExecutor(ExecutorConformance):
         return PrefetchExecutor(OPTIONS)
 
 
-class Pushing:
-    """Somebody else who brings whole tensors, each in memory that he wants back at once."""
-
-    def run(
-        self,
-        schedule: Schedule,
-        storage: Storage,
-        parameters: Parameters,
-        *,
-        on_ready: OnReady | None = None,
-        progress: Progress = SILENT,
-    ) -> Counters:
-        entries = {s.entry.name: s.entry for step in schedule.plan.steps for s in step.sources}
-        feeder = Feeder(schedule.plan, parameters, on_ready=on_ready, borrowed=True)
-        progress.start(sum(entry.nbytes for entry in entries.values()), "weights")
-        try:
-            for entry in entries.values():
-                buffer = read_entry(storage, entry)
-                feeder.feed(entry.name, buffer)
-                buffer.view(-1).view(torch.uint8).zero_()
-                progress.advance(entry.nbytes)
-        finally:
-            progress.finish()
-        counters = feeder.finish()
-        counters.reads = len(entries)
-        return counters
-
-
 class TestFeeder(ExecutorConformance):
     def executor(self) -> Executor:
-        return Pushing()
+        return Pushing(lent, borrowed=True)

@@ -31,7 +31,7 @@ from tensorferry.execute.pool import joined
 from tensorferry.loaders.strategies import EagerExecutor, PrefetchExecutor
 from tensorferry.storage.local import LocalStorage
 
-__all__ = ["WAYS", "Disk", "Model", "Values", "directly_readable", "left_behind", "right", "write_checkpoint"]
+__all__ = ["WAYS", "Disk", "Model", "Values", "directly_readable", "left_behind", "let_go", "right", "write_checkpoint"]
 
 Values = dict[str, torch.Tensor]
 Way = Callable[[Path], Values]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -15,19 +15,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from helpers.memory_storage import MemoryStorage
+from helpers.pushing import Pushing
 from helpers.random_parameters import assert_filled, assert_nothing_else_changed, laid_out, poisoned
 from helpers.random_plans import World, costs, cuts, worlds
 from helpers.simulate import POISON, naive
 from tensorferry.config import ReadOptions
+from tensorferry.core.catalogue import TensorEntry
 from tensorferry.core.lower import lower
-from tensorferry.core.schedule import Schedule
-from tensorferry.execute import Counters, Executor, Feeder, SimpleExecutor, ThreadedExecutor, stream
-from tensorferry.execute.base import OnReady, Parameters
+from tensorferry.execute import Executor, Feeder, SimpleExecutor, ThreadedExecutor, stream
 from tensorferry.execute.mapping import mapped_parameters
 from tensorferry.execute.placing import region_of
 from tensorferry.execute.simple import read_entry
 from tensorferry.loaders.strategies import EagerExecutor, PrefetchExecutor
-from tensorferry.progress import SILENT, Progress
 from tensorferry.storage.base import Storage
 from tensorferry.storage.local import LocalStorage
 
@@ -38,23 +37,9 @@ SMALL = ReadOptions(max_staging=8192, max_read=4096)
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")  # torch's, of its own type
 
 
-class Streamed:
-    """What comes as a stream of whole tensors, fed to a plan."""
-
-    def run(
-        self,
-        schedule: Schedule,
-        storage: Storage,
-        parameters: Parameters,
-        *,
-        on_ready: OnReady | None = None,
-        progress: Progress = SILENT,
-    ) -> Counters:
-        entries = {s.entry.name: s.entry for step in schedule.plan.steps for s in step.sources}
-        feeder = Feeder(schedule.plan, parameters, on_ready=on_ready)
-        for name, values in stream(storage, entries.values(), SMALL):
-            feeder.feed(name, values)
-        return feeder.finish()
+def streamed(storage: Storage, entries: Sequence[TensorEntry]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Bring tensors as a stream, in memory of their own."""
+    yield from stream(storage, entries, SMALL)
 
 
 @contextmanager
@@ -104,7 +89,7 @@ WAYS = {
     "uncached": Way(ThreadedExecutor(2, direct="never", keep_cache=False)),
     "eager": Way(EagerExecutor(SMALL)),
     "prefetch": Way(PrefetchExecutor(SMALL)),
-    "stream": Way(Streamed()),
+    "stream": Way(Pushing(streamed)),
 }
 
 

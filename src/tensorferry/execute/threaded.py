@@ -198,20 +198,21 @@ class _Run:
         return number
 
     def _moved(self, batch: Batch) -> Counters:
-        direct, stripped, rest = self._sort_out(batch)
+        direct, cut, rest = self._sort_out(batch)
         # Where all goes straight to its place, holes are too small to ask for; it takes time for each task.
-        in_part = reads_in_part(self.schedule.plan, batch) if len(direct) < len(batch.reads) else ()
-        elsewhere = direct.keys() | stripped.keys()
+        asks = self.ways.shared and len(direct) < len(batch.reads)
+        in_part = reads_in_part(self.schedule.plan, batch) if asks else ()
+        elsewhere = direct.keys() | cut.keys()
         where, size = _layout([None if n in elsewhere else r for n, r in enumerate(batch.reads)])
         begin, counters = -(-size // _PAGE) * _PAGE, Counters()
-        strip = max((_strip_end(s) for parts in stripped.values() for s in parts), default=0)
+        strip = max((_strip_end(s) for parts in cut.values() for s in parts), default=0)
         with self.staging.lend(begin + strip if strip else size, room=batch.room) as block:
             staged = [block[at : at + length] for at, length in where]
             for n, read in enumerate(batch.reads):
                 if self.cancelled.is_set():
                     return counters
-                if n in stripped:
-                    self._in_strips(stripped[n], block[begin:], counters, in_part=n in in_part)
+                if n in cut:
+                    self._in_strips(cut[n], block[begin:], counters, in_part=n in in_part)
                 else:
                     outs = direct[n].outs if n in direct else [staged[n]]
                     with reading_for(self._entries(batch, n)):
@@ -265,19 +266,19 @@ class _Run:
                 direct[n] = tiling
         if direct.keys() == users.keys():
             return direct, {}, [task for task in batch.tasks if not task.inputs]
-        striped = {
+        numbers = {
             n: number
             for n, number in read_in_strips(plan, batch, direct).items()
             if self.ways.splits_freely(batch.reads[n].file)
         }
-        done = set(striped.values())
+        done = set(numbers.values())
         rest = [
             task
             for number, task in enumerate(batch.tasks)
             if number not in done
             and (not task.inputs or any(p.read not in direct for i in task.inputs for p in i.pieces))
         ]
-        return direct, {n: list(strips(plan, batch.reads[n], batch.tasks[k])) for n, k in striped.items()}, rest
+        return direct, {n: list(strips(plan, batch.reads[n], batch.tasks[k])) for n, k in numbers.items()}, rest
 
 
 def _strip_end(strip: Strip) -> int:

@@ -264,8 +264,8 @@ def streamed(
     config: LoadConfig, storage: Storage, entries: Sequence[TensorEntry], counters: Counters
 ) -> Generator[tuple[str, torch.Tensor], None, None]:
     """Yield names and values as `stream` does, by the strategy that is configured."""
-    reads = [read for entry in entries for read in reads_of(entry)]
-    options = _settled(halved(config), storage, reads)
+    reads = (read for entry in entries for read in reads_of(entry))
+    options = _settled(halved(config), storage, (read for entry in entries[:1] for read in reads_of(entry)))
     if config.strategy == "lazy":
         yield from stream(storage, entries, options, counters)
         return
@@ -275,8 +275,10 @@ def streamed(
     reading.correct(counters)
 
 
-def _settled(options: ReadOptions, storage: Storage, reads: Sequence[Read]) -> ReadOptions:
-    return options.settled(kind_of(storage, reads[0].file)) if reads else options
+def _settled(options: ReadOptions, storage: Storage, reads: Iterable[Read]) -> ReadOptions:
+    """Return the options for the kind of storage that the first of `reads` asks."""
+    first = next(iter(reads), None)
+    return options if first is None else options.settled(kind_of(storage, first.file))
 
 
 def _pieces(reads: Iterable[Read], block: int) -> Iterator[Read]:

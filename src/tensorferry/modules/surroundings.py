@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tensorferry.errors import ConfigError, shown
-from tensorferry.modules.describe import places
+from tensorferry.modules.describe import tensors_of
 
 __all__ = ["building", "device_for", "named_device", "usable_device"]
 
@@ -56,7 +56,7 @@ def device_for(model: nn.Module, device: torch.device | str | None) -> torch.dev
 
 def _refuse_idle_device(model: nn.Module, asked: torch.device) -> None:
     """Raise ConfigError where a device was asked for, and everything has memory on others already."""
-    there = {p.tensor.device for p in places(model)}
+    there = {tensor.device for tensor in tensors_of(model)}
     if there and not any(d.type == "meta" or _is_one(asked, d) for d in there):
         where = ", ".join(sorted(map(str, there)))
         raise ConfigError(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.reading_ways import let_go
 from tensorferry.errors import ReadError
 from tensorferry.storage import direct, file_systems, handle, page_cache
 from tensorferry.storage.base import SupportsUncached
@@ -29,9 +30,7 @@ def page_aligned(nbytes: int, lead: int = 0) -> memoryview:
 @pytest.fixture
 def storage(tmp_path: Path) -> Iterator[LocalStorage]:
     (tmp_path / "f").write_bytes(DATA)
-    with (tmp_path / "f").open("rb") as file:
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    let_go(tmp_path / "f")
     with LocalStorage(tmp_path) as opened:
         if not opened.uncached("f").possible:
             pytest.skip(f"direct reads: {opened.uncached('f').why}")

@@ -32,13 +32,18 @@ def lies_on(magic: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_systems, "_magic", lambda fd: magic)
 
 
+def options_on(magic: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> ReadOptions:
+    """Return how a checkpoint on that file system is read."""
+    lies_on(magic, monkeypatch)
+    with open_checkpoint(folder) as checkpoint:
+        return checkpoint.options
+
+
 @pytest.mark.parametrize("magic", [NFS, CIFS, LUSTRE, FUSE])
 def test_a_file_system_of_another_machine_gets_larger_reads(
     folder: Path, magic: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lies_on(magic, monkeypatch)
-    with open_checkpoint(folder) as checkpoint:
-        options = checkpoint.options
+    options = options_on(magic, folder, monkeypatch)
     assert (options.storage_kind, options.max_read, options.max_gap) == ("network", 2 * NETWORK.best, NETWORK.gap)
     assert options.workers == 8
 
@@ -47,9 +52,7 @@ def test_a_file_system_of_another_machine_gets_larger_reads(
 def test_disks_and_memory_of_this_machine_and_what_nobody_knows_are_local(
     folder: Path, magic: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lies_on(magic, monkeypatch)
-    with open_checkpoint(folder) as checkpoint:
-        options = checkpoint.options
+    options = options_on(magic, folder, monkeypatch)
     assert (options.storage_kind, options.max_read, options.max_gap) == ("local", 2 * LOCAL.best, LOCAL.gap)
 
 

@@ -65,7 +65,7 @@ class Stager:
         else:
             reads, read, ring, align = list(batch.reads), self._to_host, self._host, _ALIGNED
         where, size = _laid_out(reads, align)
-        in_part = reads_in_part(self._schedule.plan, batch)
+        in_part = reads_in_part(self._schedule.plan, batch) if self._ways.shared else ()
         with ring.lend(size) as (block, events):
             staged = [block[at : at + length] for at, length in where]
             for n, (wanted, out) in enumerate(zip(reads, staged, strict=True)):
