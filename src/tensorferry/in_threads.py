@@ -55,8 +55,7 @@ def in_threads(
         if stop is not None:
             stop.set()
         _join(started)
-        for late in _all(done):
-            _sort(late, results, failed if stop is None else {})
+        _sort_all(done, results, failed if stop is None else {})
     if failed:
         try:
             raise failed[min(failed)]
@@ -71,6 +70,11 @@ def _sort(done: tuple[int, Any, bool], results: dict[int, _Result], failed: dict
         results[number] = found
     else:
         failed[number] = found
+
+
+def _sort_all(done: queue.SimpleQueue[tuple[int, Any, bool]], results: dict[int, Any], failed: dict[int, Any]) -> None:
+    for late in _all(done):
+        _sort(late, results, failed)
 
 
 def _all(left: queue.SimpleQueue[_Item]) -> list[_Item]:
