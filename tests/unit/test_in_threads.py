@@ -31,7 +31,12 @@ def test_no_more_threads_than_asked_for_and_none_afterwards() -> None:
     before, seen = threading.active_count(), set[str]()
     in_threads(lambda item: seen.add(threading.current_thread().name), range(50), 4)
     assert threading.active_count() == before
-    inside = in_threads(lambda item: (time.sleep(0.002), threading.active_count())[1], range(50), 4)
+
+    def slow(item: int) -> int:
+        time.sleep(0.002)
+        return threading.active_count()
+
+    inside = in_threads(slow, range(50), 4)
     assert max(inside) <= before + 4
 
 
