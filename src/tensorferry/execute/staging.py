@@ -12,12 +12,17 @@ from contextlib import contextmanager
 
 import torch
 
+from tensorferry.storage.blocks import block_of
+
 __all__ = ["Staging", "anonymous"]
 
 
 def anonymous(nbytes: int) -> torch.Tensor:
-    """Return fresh memory (uint8, page-aligned) straight from the system, which goes back there with the tensor."""
-    return torch.frombuffer(mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.uint8)
+    """Return fresh memory (uint8, page-aligned) straight from the system, which goes back there with the tensor.
+
+    It is on huge pages where that pays; see `block_of`.
+    """
+    return torch.frombuffer(block_of(nbytes), dtype=torch.uint8)
 
 
 class Staging:

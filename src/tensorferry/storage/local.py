@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import resource
 import sys
@@ -17,6 +16,7 @@ from typing import Literal, Self, TypeVar
 
 from tensorferry.errors import ReadError
 from tensorferry.storage.base import File, Uncached
+from tensorferry.storage.blocks import block_of
 from tensorferry.storage.direct import SPARE, Filled
 from tensorferry.storage.folder import Folder, Identity, identity_of, located, refuse_irregular
 from tensorferry.storage.handle import Handle, fill, mapped, place_of, read_as_asked
@@ -153,7 +153,7 @@ class LocalStorage:
 
     def _directly(self, handle: Handle, offset: int, views: _Views) -> Filled | None:
         if not hasattr(self._spare, "buffer"):
-            self._spare.buffer = memoryview(mmap.mmap(-1, SPARE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+            self._spare.buffer = block_of(SPARE)
         spare: memoryview = self._spare.buffer
         try:
             return handle.read_direct(offset, views, spare)
