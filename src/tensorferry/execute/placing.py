@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from math import prod
+from typing import NamedTuple
 
 import torch
 
 from tensorferry.core.boxes import Box, Region, Shape
 from tensorferry.core.dtypes import DType
 from tensorferry.core.plan import Plan, Step
-from tensorferry.core.schedule import Input, Task
+from tensorferry.core.schedule import Input, Piece, Task
 from tensorferry.core.steps import is_packed
 from tensorferry.core.transforms import Chain, Custom, TensorSpec
 from tensorferry.errors import PlanError
@@ -21,8 +22,10 @@ from tensorferry.numerics.memory import strided_view, view_region
 from tensorferry.numerics.units import blocks_to_torch, to_torch
 
 __all__ = [
+    "Landing",
     "in_place",
     "interval_boxes",
+    "landing",
     "perform",
     "plain_part",
     "refuse_unwritable",
@@ -46,13 +49,36 @@ def perform(plan: Plan, task: Task, staged: Sequence[torch.Tensor], parameter: t
     if step.via is not None:
         return _computed(step, task, staged, into)
     (only,) = task.inputs
-    dtype = step.sources[0].entry.dtype
-    whole = step.sources[0].region
-    loss = Loss()
-    for piece in only.pieces:
-        values = strided_view(staged[piece.read], piece.offset, dtype, piece.box.shape, piece.strides)
-        loss += write(into, values, blocks_to_torch(piece.box, dtype), to_torch(whole, dtype))
-    return loss
+    landing = _landing(step, into)
+    return sum((landing.put(staged[piece.read], piece) for piece in only.pieces), Loss())
+
+
+class Landing(NamedTuple):
+    """Where the pieces of one input go that nothing is computed of.
+
+    into: the part of the parameter, as a view. whole: the region of the source that it takes, in torch elements.
+    dtype: of the source.
+    """
+
+    into: torch.Tensor
+    whole: Region
+    dtype: DType
+
+    def put(self, staged: torch.Tensor, piece: Piece) -> Loss:
+        """Put a piece, of which `staged` has the bytes, where it belongs; return what a narrowing cast spoiled."""
+        values = strided_view(staged, piece.offset, self.dtype, piece.box.shape, piece.strides)
+        return write(self.into, values, blocks_to_torch(piece.box, self.dtype), self.whole)
+
+
+def landing(plan: Plan, task: Task, parameter: torch.Tensor) -> Landing:
+    """Return where the pieces of a task go that computes nothing."""
+    step = plan.steps[task.step]
+    return _landing(step, region_of(parameter, step.into, plan.parameters[step.parameter].dtype))
+
+
+def _landing(step: Step, into: torch.Tensor) -> Landing:
+    entry, region = step.sources[0].entry, step.sources[0].region
+    return Landing(into, to_torch(region, entry.dtype), entry.dtype)
 
 
 def region_of(parameter: torch.Tensor, region: Region, dtype: DType) -> torch.Tensor:

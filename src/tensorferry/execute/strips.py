@@ -13,16 +13,17 @@ from tensorferry.core.schedule import Batch, Piece, Read, Task
 
 __all__ = ["Strip", "read_in_strips", "strips"]
 
-_STRIP = 1 << 20
+_STRIP = 2 << 20
 """Bytes of a strip at least, and about twice as many at most, where rows are shorter than that; else a row. Shorter
 ones are copied more slowly, and longer ones do not stay in the cache."""
 
 
 class Strip(NamedTuple):
-    """Some rows of a read, and the task that puts them where they belong; it counts on them as its read 0."""
+    """Some rows of a read: `length` bytes from `start` of it, and the piece that they are."""
 
-    read: Read
-    task: Task
+    start: int
+    length: int
+    piece: Piece
 
 
 def read_in_strips(plan: Plan, batch: Batch, direct: Container[int]) -> dict[int, int]:
@@ -46,8 +47,7 @@ def read_in_strips(plan: Plan, batch: Batch, direct: Container[int]) -> dict[int
 
 def strips(plan: Plan, read: Read, task: Task) -> Iterator[Strip]:
     """Cut a read that is done in strips; together they bring the same bytes, each of them once."""
-    (part,) = task.inputs
-    (piece,) = part.pieces
+    ((piece,),) = (part.pieces for part in task.inputs)
     dim = next(d for d, n in enumerate(piece.box.shape) if n > 1)
     row = piece.strides[dim] * _unit(plan, task)
     rows, first, last = piece.box.shape[dim], piece.box.start[dim], piece.box.stop[dim]
@@ -55,11 +55,7 @@ def strips(plan: Plan, read: Read, task: Task) -> Iterator[Strip]:
     for at in range(first, last, each):
         stop, begin = min(at + each, last), (at - first) * row
         length = read.length - begin if stop == last else (stop - at) * row
-        some = piece._replace(read=0, box=_narrowed(piece.box, dim, at, stop))
-        yield Strip(
-            read._replace(offset=read.offset + begin, length=length),
-            task._replace(inputs=(part._replace(pieces=(some,)),)),
-        )
+        yield Strip(begin, length, piece._replace(box=_narrowed(piece.box, dim, at, stop)))
 
 
 def _unit(plan: Plan, task: Task) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -23,9 +23,9 @@ from tensorferry.core.plan import Plan
 from tensorferry.core.schedule import Batch, Read, Schedule, Task
 from tensorferry.core.steps import is_packed
 from tensorferry.execute.base import Counters, OnReady, Parameters, Remaining
-from tensorferry.execute.blame import reading_for
+from tensorferry.execute.blame import entries_of, reading_for
 from tensorferry.execute.device import DeviceExecutor, any_on_devices
-from tensorferry.execute.placing import in_place, perform
+from tensorferry.execute.placing import in_place, landing, perform
 from tensorferry.execute.pool import PATIENCE, Readers
 from tensorferry.execute.staging import Staging
 from tensorferry.execute.strips import Strip, read_in_strips, strips
@@ -205,17 +205,17 @@ class _Run:
         elsewhere = direct.keys() | cut.keys()
         where, size = _layout([None if n in elsewhere else r for n, r in enumerate(batch.reads)])
         begin, counters = -(-size // _PAGE) * _PAGE, Counters()
-        strip = max((_strip_end(s) for parts in cut.values() for s in parts), default=0)
+        strip = max((_PAGE + s.length for parts in cut.values() for s in parts.strips), default=0)
         with self.staging.lend(begin + strip if strip else size, room=batch.room) as block:
             staged = [block[at : at + length] for at, length in where]
             for n, read in enumerate(batch.reads):
                 if self.cancelled.is_set():
                     return counters
                 if n in cut:
-                    self._in_strips(cut[n], block[begin:], counters, in_part=n in in_part)
+                    self._in_strips(read, cut[n], block[begin:], counters, in_part=n in in_part)
                 else:
                     outs = direct[n].outs if n in direct else [staged[n]]
-                    with reading_for(self._entries(batch, n)):
+                    with reading_for(entries_of(self.schedule.plan, batch, n)):
                         _read(self.ways, read, [bytes_of(out) for out in outs], counters, in_part=n in in_part)
                     counters.direct_bytes += direct[n].placed if n in direct else 0
                     counters.copied_bytes += 0 if n in direct else read.length
@@ -226,29 +226,23 @@ class _Run:
                 counters.lost(name, perform(self.schedule.plan, task, staged, self.parameters[name]))
         return counters
 
-    def _in_strips(self, parts: Sequence[Strip], block: torch.Tensor, counters: Counters, *, in_part: bool) -> None:
+    def _in_strips(self, read: Read, cut: _Cut, block: torch.Tensor, counters: Counters, *, in_part: bool) -> None:
         """Read and place a strip at a time, all of them through the same block."""
-        plan = self.schedule.plan
-        with alone():
-            for part, task in parts:
+        step = self.schedule.plan.steps[cut.task.step]
+        place = landing(self.schedule.plan, cut.task, self.parameters[step.parameter])
+        with alone(), reading_for([step.sources[0].entry.name]):
+            way = self.ways.best(read.file, read.offset, read.length, in_part=in_part)
+            for start, length, piece in cut.strips:
                 if self.cancelled.is_set():
                     return
-                step, lead = plan.steps[task.step], part.offset % _PAGE
-                staged = block[lead : lead + part.length]
-                with reading_for([step.sources[0].entry.name]):
-                    _read(self.ways, part, [bytes_of(staged)], counters, in_part=in_part)
-                counters.copied_bytes += part.length
-                counters.bytes_read += part.length
-                counters.lost(step.parameter, perform(plan, task, [staged], self.parameters[step.parameter]))
+                at = read.offset + start
+                staged = block[at % _PAGE : at % _PAGE + length]
+                self.ways.read(read.file, at, [bytes_of(staged)], counters, way=way)
+                counters.copied_bytes += length
+                counters.bytes_read += length
+                counters.lost(step.parameter, place.put(staged, piece))
 
-    def _entries(self, batch: Batch, read: int) -> Iterator[str]:
-        """Yield the names of the entries that a read brings bytes of."""
-        for task in batch.tasks:
-            for part in task.inputs:
-                if any(piece.read == read for piece in part.pieces):
-                    yield self.schedule.plan.steps[task.step].sources[part.source].entry.name
-
-    def _sort_out(self, batch: Batch) -> tuple[dict[int, _Tiling], dict[int, list[Strip]], list[Task]]:
+    def _sort_out(self, batch: Batch) -> tuple[dict[int, _Tiling], dict[int, _Cut], list[Task]]:
         """Return the reads that can go straight into parameters, with where, those that are done in strips, and the
         tasks that are left."""
         plan = self.schedule.plan
@@ -278,12 +272,15 @@ class _Run:
             if number not in done
             and (not task.inputs or any(p.read not in direct for i in task.inputs for p in i.pieces))
         ]
-        return direct, {n: list(strips(plan, batch.reads[n], batch.tasks[k])) for n, k in numbers.items()}, rest
+        cut = {n: (batch.reads[n], batch.tasks[number]) for n, number in numbers.items()}
+        return direct, {n: _Cut(task, list(strips(plan, read, task))) for n, (read, task) in cut.items()}, rest
 
 
-def _strip_end(strip: Strip) -> int:
-    """Return where a strip ends in a block, in which it begins where in a page it begins in its file."""
-    return strip.read.offset % _PAGE + strip.read.length
+class _Cut(NamedTuple):
+    """A read that is done in strips, and the task that they are for."""
+
+    task: Task
+    strips: list[Strip]
 
 
 def _read(ways: Ways, read: Read, outs: Sequence[memoryview], counters: Counters, *, in_part: bool) -> None:

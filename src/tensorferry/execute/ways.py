@@ -85,17 +85,31 @@ class Ways:
             self._near[file] = isinstance(self.storage, SupportsKind) and self.storage.kind(file) == "local"
         return self._near[file]
 
-    def read(
-        self, path: str, offset: int, outs: Sequence[memoryview], counters: Counters, *, in_part: bool = False
-    ) -> None:
-        """Fill `outs` from one range of `path`, and count how it was read. Raises ReadError.
+    def best(self, path: str, offset: int, length: int, *, buffers: int = 1, in_part: bool = False) -> str:
+        """Look which way a range of `path` is to be read, and return it in the words of a report.
 
         in_part: whether a good part of the range is not needed, so that other ranks make the same read.
         """
+        way = self._way(path, offset, length, buffers)
+        shared = in_part and self.shared and self.direct == "auto" and self.keep_cache
+        return "buffered: shared" if shared and way == _DIRECT else way
+
+    def read(
+        self,
+        path: str,
+        offset: int,
+        outs: Sequence[memoryview],
+        counters: Counters,
+        *,
+        in_part: bool = False,
+        way: str = "",
+    ) -> None:
+        """Fill `outs` from one range of `path`, and count how it was read. Raises ReadError.
+
+        in_part: see `best`. way: what `best` said of a longer range that this one is part of.
+        """
         length = sum(out.nbytes for out in outs)
-        way = self._way(path, offset, length, len(outs))
-        if way == _DIRECT and in_part and self.shared and self.direct == "auto" and self.keep_cache:
-            way = "buffered: shared"
+        way = way or self.best(path, offset, length, buffers=len(outs), in_part=in_part)
         cache, copied = self._cache, None
         if way == _DIRECT and cache is not None:
             copied = cache.read_uncached(path, offset, outs)
