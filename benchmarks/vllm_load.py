@@ -18,6 +18,7 @@ Parameters are in use before, which spares every way the same faults.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import mmap
 import os
@@ -124,13 +125,16 @@ def timed_raw(folder: Path) -> dict[str, Any]:
     lock = threading.Lock()
 
     def reader() -> None:
-        out = mmap.mmap(-1, block)
+        out = mmap.mmap(-1, 4 * block, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        out.madvise(mmap.MADV_HUGEPAGE)  # a disk is told of each by one address: nothing is faster to read into
+        lead = -ctypes.addressof(ctypes.c_char.from_buffer(out)) % (2 * block)
+        into = memoryview(out)[lead : lead + block]
         while True:
             with lock:
                 fd, at = next(blocks, (None, 0))
             if fd is None:
                 return
-            os.preadv(fd, [out], at)
+            os.preadv(fd, [into], at)
 
     before, begin, spent = read_bytes(), time.perf_counter(), time.process_time()
     threads = [threading.Thread(target=reader) for _ in range(4)]
