@@ -16,14 +16,14 @@ HUGE = 2 << 20
 def block_of(nbytes: int) -> memoryview:
     """Return fresh private memory on a page of its own, which goes back to the system with the last view of it.
 
-    From half a huge page on it lies on huge ones, if the system has any to give. A direct read hands each page of its
-    memory to the disk, and disks take so many in one request: with pages of 4 KiB, a virtual one was half as fast. As
-    long as nobody writes there, it takes no memory; then the last huge page is there as a whole.
+    From half a huge page on it lies on huge ones, if the system has any to give, but for an end that would not fill one.
+    A direct read hands each page of its memory to the disk, and disks take so many in one request: with pages of 4 KiB,
+    a virtual one was half as fast.
     """
     if nbytes < HUGE // 2 or not hasattr(mmap, "MADV_HUGEPAGE"):
         return memoryview(_mapped(nbytes))
-    whole = -(-nbytes // HUGE) * HUGE
-    memory = _mapped(whole + HUGE - mmap.PAGESIZE)
+    whole = max(nbytes // HUGE, 1) * HUGE
+    memory = _mapped(max(nbytes, whole) + HUGE - mmap.PAGESIZE)
     lead = -address(memoryview(memory)) % HUGE
     with suppress(OSError):  # a kernel without them
         memory.madvise(mmap.MADV_HUGEPAGE, lead, whole)

@@ -54,6 +54,13 @@ def test_the_system_is_asked_for_huge_pages() -> None:
     assert "hg" in mapping_at(address(block) + 4 * HUGE - 1)
 
 
+@pytest.mark.skipif(not ENABLED.exists() or "[never]" in ENABLED.read_text(), reason="this system has no huge pages")
+def test_an_end_that_fills_no_huge_page_takes_none() -> None:
+    block = block_of(3 * HUGE + 4096)
+    assert "hg" in mapping_at(address(block) + 3 * HUGE - 1)
+    assert "hg" not in mapping_at(address(block) + 3 * HUGE)
+
+
 def mapping_at(place: int) -> list[str]:
     """Return the flags of the mapping that has an address; none where there is no mapping."""
     inside = False
