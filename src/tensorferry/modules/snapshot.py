@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import torch
@@ -10,14 +11,36 @@ from torch import nn
 
 from tensorferry.modules.describe import places
 
-__all__ = ["Snapshot", "attribute_tensors"]
+__all__ = ["Note", "Snapshot", "attribute_tensors"]
+
+_OWN = frozenset(name for name, value in vars(nn.Module()).items() if type(value) in (dict, list, set))
+"""Where every module keeps its parts, hooks and the like."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A value without tensors in it that was set as `attribute` of the module that is called `module` from the root."""
+
+    module: str
+    attribute: str
+    value: Any
+
+    def put_on(self, model: nn.Module) -> None:
+        """Set the attribute of that module of `model`; a container that is there keeps its identity."""
+        module = model.get_submodule(self.module)
+        held = vars(module).get(self.attribute)
+        if _is_plain(held) and type(held) is type(self.value):
+            _refill(held, self.value)
+        else:
+            setattr(module, self.attribute, _copied(self.value))
 
 
 class Snapshot:
     """What hangs on the modules and on the parameters of a model: attributes, and plain containers among them."""
 
     def __init__(self, model: nn.Module) -> None:
-        holders: list[object] = [*model.modules(), *(p.tensor for p in places(model))]
+        self._modules = dict(model.named_modules())
+        holders: list[object] = [*self._modules.values(), *(p.tensor for p in places(model))]
         self._saved = [
             (vars(holder), dict(vars(holder)), [(v, v.copy()) for v in vars(holder).values() if _is_plain(v)])
             for holder in holders
@@ -27,11 +50,25 @@ class Snapshot:
         """Put every attribute back to the object that it was."""
         for attributes, saved, containers in self._saved:
             for container, items in containers:
-                container.clear()
-                (container.extend if isinstance(container, list) else container.update)(items)
+                _refill(container, items)
             if attributes.keys() != saved.keys() or any(attributes[k] is not v for k, v in saved.items()):
                 attributes.clear()
                 attributes.update(saved)
+
+    def notes(self) -> tuple[Note, ...]:
+        """Return the numbers, strings and the like, and plain containers of such, that modules have got since."""
+        return tuple(
+            Note(path, name, _copied(value))
+            for (path, module), (_, saved, containers) in zip(self._modules.items(), self._saved, strict=False)
+            for name, value in vars(module).items()
+            if name not in _OWN and _is_noted(value) and _differs(value, name, saved, containers)
+        )
+
+
+def _differs(value: Any, name: str, saved: dict[str, Any], containers: list[tuple[Any, Any]]) -> bool:
+    if name not in saved or saved[name] is not value:
+        return True
+    return any(c is value and not (_is_noted(items) and c == items) for c, items in containers)
 
 
 def attribute_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -54,3 +91,20 @@ def _has_memory(value: Any) -> TypeGuard[torch.Tensor]:
 
 def _is_plain(value: Any) -> bool:
     return type(value) in (dict, list, set)
+
+
+def _is_noted(value: Any) -> bool:
+    if type(value) in (tuple, frozenset, list, set):
+        return all(map(_is_noted, value))
+    if type(value) is dict:
+        return all(_is_noted(k) and _is_noted(v) for k, v in value.items())
+    return value is None or isinstance(value, bool | int | float | complex | str | bytes | torch.dtype)
+
+
+def _copied(value: Any) -> Any:
+    return value.copy() if _is_plain(value) else value
+
+
+def _refill(container: Any, items: Any) -> None:
+    container.clear()
+    (container.extend if isinstance(container, list) else container.update)(items)

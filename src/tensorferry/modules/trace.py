@@ -29,7 +29,7 @@ from tensorferry.errors import ConfigError, FinalizeError, shown
 from tensorferry.modules.contents import Contents, Patch
 from tensorferry.modules.describe import describe, places
 from tensorferry.modules.recorder import CannotFollow, Guard, Memory, Recorder, geometry, key_of, memory_like
-from tensorferry.modules.snapshot import Snapshot, attribute_tensors
+from tensorferry.modules.snapshot import Note, Snapshot, attribute_tensors
 from tensorferry.modules.traced_steps import fill_steps, steps_of
 from tensorferry.modules.views import Copy, TooScattered
 from tensorferry.numerics.torch_dtypes import dtype_of
@@ -52,7 +52,8 @@ class Traced:
     that, in storage order. loaded: what it returned, None where that were no names. fallback: why nothing could be
     traced, so that the whole checkpoint is streamed and its completeness is not proven; None where it could.
     failed: whether that is an error of the loader's own, which it would most likely raise with values, too. failed_at:
-    the entry that it had then, if any.
+    the entry that it had then, if any. notes: what the loader set on modules besides tensors, such as flags for what it
+    has found; `stream_opaque` sets them on the model, which tracing leaves as it was.
     """
 
     plan: Plan
@@ -62,6 +63,7 @@ class Traced:
     fallback: str | None = None
     failed: bool = False
     failed_at: str | None = None
+    notes: tuple[Note, ...] = ()
 
 
 @collector_paused()
@@ -98,7 +100,7 @@ def trace(
         harm = _harm(run, _run(model, loader, stream))
         if harm is not None:
             return _everything_streamed(target, entries, run, harm)
-    return Traced(account.plan(run), account.opaque, tuple(e.name for e in stream), run.loaded)
+    return Traced(account.plan(run), account.opaque, tuple(e.name for e in stream), run.loaded, notes=run.notes)
 
 
 def stream_opaque(
@@ -110,11 +112,19 @@ def stream_opaque(
 ) -> Any:
     """Fill what is opaque, by the model's own loader; after the plan has run. Return what the loader returned.
 
-    tensors: the entries named in `traced.stream`, in that order; others are passed over. Does nothing where
-    nothing is opaque. Raises FinalizeError where the loader asked for all entries and some never came.
+    tensors: the entries named in `traced.stream`, in that order; others are passed over. Where nothing is opaque, the
+    loader is not run. In the end the model gets what the loader noted when it was traced. Raises FinalizeError where
+    the loader asked for all entries and some never came.
     """
-    if not traced.opaque:
-        return None
+    result = _streamed(model, traced, tensors, load_weights) if traced.opaque else None
+    for note in traced.notes:
+        note.put_on(model)
+    return result
+
+
+def _streamed(
+    model: nn.Module, traced: Traced, tensors: Iterable[tuple[str, torch.Tensor]], load_weights: LoadWeights | None
+) -> Any:
     wanted, left = set(traced.stream), dict.fromkeys(traced.stream)
     ended, at = False, ""
 
@@ -153,6 +163,7 @@ class _Run:
     loaded: frozenset[str] | None
     failed: bool = False
     failed_at: str | None = None
+    notes: tuple[Note, ...] = ()
 
 
 def _loader_of(model: nn.Module, given: LoadWeights | None) -> LoadWeights:
@@ -175,11 +186,12 @@ def _run(model: nn.Module, loader: LoadWeights, entries: Sequence[TensorEntry]) 
             for name, t in attribute_tensors(model)
             if key_of(t) not in memory and (recorder.touched(t) or recorder.taint(t))
         }
+        notes = saved.notes()
     finally:
         saved.restore()
     failed = isinstance(result, _Failed)
     at = recorder.current if failed else None
-    return _Run(memory, recorder.loose, kept, recorder.unfollowed, _names(result), failed, at)
+    return _Run(memory, recorder.loose, kept, recorder.unfollowed, _names(result), failed, at, notes)
 
 
 class _Failed:

@@ -37,7 +37,8 @@ class Head(nn.Module):
         for name, value in weights:
             self.has_own_embed_tokens |= "embed_tokens" in name
             self.has_own_lm_head |= "lm_head" in name
-            own[name if "lm_head" in name else f"model.{name}"].data.copy_(value)
+            filled = own[name if "lm_head" in name else f"model.{name}"].data
+            filled[: len(value)].copy_(value)
 
 
 def speculating(
@@ -74,6 +75,21 @@ def test_an_eagle_head_may_lack_what_it_shares_with_the_served_model(vllm: FakeV
 
 def test_what_an_eagle_head_has_itself_is_loaded(vllm: FakeVllm, tmp_path: Path) -> None:
     assert load_head(vllm, speculating(vllm, write_head(tmp_path))).computed == ()
+
+
+@pytest.mark.parametrize("left_out", [(), ("embed_tokens",), ("lm_head",), ("embed_tokens", "lm_head")], ids=str)
+def test_vllm_is_told_what_an_eagle_head_has_itself(vllm: FakeVllm, tmp_path: Path, left_out: tuple[str, ...]) -> None:
+    """Where the head does not say that it has an embedding, vLLM puts that of the served model in its place."""
+    head = Head()
+    vllm.loader().load_weights(head, speculating(vllm, write_head(tmp_path, *left_out)))
+    assert head.has_own_embed_tokens == ("embed_tokens" not in left_out)
+    assert head.has_own_lm_head == ("lm_head" not in left_out)
+
+
+def test_a_part_of_what_a_head_may_lack_is_no_whole(vllm: FakeVllm, tmp_path: Path) -> None:
+    write_safetensors(tmp_path / "model.safetensors", PARTS | {"embed_tokens.weight": torch.ones(3, 2)})
+    with pytest.raises(PlanError, match=r"missing: model\.embed_tokens\.weight"):
+        load_head(vllm, speculating(vllm, tmp_path))
 
 
 def test_an_eagle_head_may_not_lack_anything_else(vllm: FakeVllm, tmp_path: Path) -> None:

@@ -13,8 +13,10 @@ from helpers.checkpoints import ar, write_safetensors
 from helpers.old_loaders import Loaded, load_both_ways, poisoned
 from tensorferry.errors import ConfigError, FinalizeError
 from tensorferry.formats.opening import open_files
+from tensorferry.loaders import LoadConfig, ModelConfig, get_model_loader
 from tensorferry.modules.trace import Traced, stream_opaque, trace
 from tensorferry.problems import ProblemKind
+from tensorferry.report import Report
 
 Load = Callable[["Model", dict[str, torch.Tensor], str, torch.Tensor], None]
 SHAPES = {"a": (4, 6), "b": (4, 6), "norm": (6,)}
@@ -302,6 +304,99 @@ def test_attributes_that_the_loader_sets_are_taken_back_and_set_again_by_streami
     assert isinstance(loaded.got, Model)
     assert isinstance(loaded.expected, Model)
     assert torch.equal(loaded.got.kept, loaded.expected.kept)
+
+
+class Noting(Model):
+    """It counts what it loads, and remembers names."""
+
+    def __init__(self, each: Load = plainly) -> None:
+        super().__init__(each)
+        self.last = ""
+        self.count = 0
+        self.seen: list[str] = []
+        self.untouched = {"a": 1}
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> object:
+        def noted() -> Iterator[tuple[str, torch.Tensor]]:
+            for name, weight in weights:
+                self.last = name
+                self.count += 1
+                self.seen.append(name)
+                yield name, weight
+
+        return super().load_weights(noted())
+
+    @property
+    def notes(self) -> tuple[object, ...]:
+        return self.last, self.count, self.seen, self.untouched
+
+
+ALL_NOTED = ("norm", 3, ["a", "b", "norm"], {"a": 1})
+
+
+def load_by_its_loader(folder: Path, model: nn.Module) -> Report:
+    loader = get_model_loader(LoadConfig())
+    loader.load_model(ModelConfig(str(folder)), build=lambda config: model)
+    assert loader.report is not None
+    return loader.report
+
+
+def test_what_a_loader_notes_is_told_and_the_model_has_it_only_in_the_end(folder: Path) -> None:
+    model = Noting()
+    seen = model.seen
+    traced = traced_of(folder, lambda: model)
+    assert model.notes == ("", 0, [], {"a": 1})
+    assert {n.attribute: n.value for n in traced.notes} == {"last": "norm", "count": 3, "seen": ["a", "b", "norm"]}
+    stream_opaque(model, traced, ())
+    assert model.notes == ALL_NOTED
+    assert model.seen is seen
+
+
+def test_notes_of_inner_modules_are_put_on_another_model_of_the_same_make(folder: Path) -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Noting()
+
+        def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> object:
+            return self.inner.load_weights(weights)
+
+    loaded = load_both_ways(Outer, folder)
+    loaded.assert_equal()
+    assert isinstance(loaded.got, Outer)
+    assert loaded.got.inner.notes == ALL_NOTED
+
+
+def test_notes_are_of_the_whole_checkpoint_when_a_part_is_streamed(folder: Path) -> None:
+    def each(model: Model, parameters: dict[str, torch.Tensor], name: str, weight: torch.Tensor) -> None:
+        parameters[name].copy_(weight + 1 if name == "b" else weight)
+
+    model = Noting(each)
+    assert list(load_by_its_loader(folder, model).streamed) == ["b"]
+    assert model.notes == ALL_NOTED
+
+
+def test_a_hook_finds_what_the_loader_has_noted(folder: Path) -> None:
+    class Hooked(Noting):
+        found: tuple[object, ...] = ()
+
+        def process_weights_after_loading(self) -> None:
+            self.found = self.notes
+
+    model = Hooked()
+    report = load_by_its_loader(folder, model)
+    assert report.executor == "ThreadedExecutor"
+    assert model.found == ALL_NOTED
+
+
+def test_what_held_tensors_and_holds_names_then_is_noted(folder: Path) -> None:
+    def each(model: Model, parameters: dict[str, torch.Tensor], name: str, weight: torch.Tensor) -> None:
+        model.flags[0] = name  # type: ignore[index]
+        plainly(model, parameters, name, weight)
+
+    model = Model(each)
+    model.flags = [torch.ones(2)]
+    assert [n.value for n in traced_of(folder, lambda: model).notes] == [["norm"]]
 
 
 def test_a_buffer_that_no_checkpoint_fills_is_left_to_the_loader(folder: Path) -> None:

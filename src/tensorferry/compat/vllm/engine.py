@@ -7,7 +7,7 @@ Nothing of vLLM is changed; the loader is registered as vLLM lets plug-ins do it
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -19,6 +19,7 @@ from vllm.logger import init_logger
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
+from tensorferry.modules.snapshot import Note
 from tensorferry.parallel import Agreement, Ranks
 
 __all__ = [
@@ -89,19 +90,25 @@ def is_drafted(model_config: Any) -> bool:
     return served is not None and served is not model_config
 
 
-def shared_with_served(model: nn.Module, model_config: Any) -> dict[str, str]:
+def shared_with_served(model: nn.Module, model_config: Any, notes: Iterable[Note]) -> dict[str, str]:
     """Return the parameters of a draft model that vLLM takes from the served one, since `model` has found none itself.
 
-    Only EAGLE heads have such, and say so once their loader has run. An embedding is shared where all is one stage.
+    Only EAGLE heads have such, and their loader notes what it has found. An embedding is shared where all is one stage.
     """
     config = _current_config()
     if not is_drafted(model_config) or getattr(_speculation(config), "method", None) not in _EAGLE:
         return {}
     is_one_stage = config.parallel_config.pipeline_parallel_size == 1
     is_as_wide = config.model_config.get_hidden_size() == model_config.get_hidden_size()
+    noted = {note.attribute: note.value for note in notes if not note.module}
+
+    def has_own(layer: str) -> bool:
+        flag = f"has_own_{layer}"
+        return bool(noted.get(flag, getattr(model, flag, True)))
+
     prefixes = {
-        "lm_head.": getattr(model, "has_own_lm_head", True),
-        "model.embed_tokens.": getattr(model, "has_own_embed_tokens", True) or not (is_one_stage and is_as_wide),
+        "lm_head.": has_own("lm_head"),
+        "model.embed_tokens.": has_own("embed_tokens") or not (is_one_stage and is_as_wide),
     }
     missing = tuple(prefix for prefix, is_own in prefixes.items() if not is_own)
     return {n: "taken from the served model" for n, _ in model.named_parameters() if n.startswith(missing)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
@@ -18,6 +18,7 @@ from tensorferry.errors import PlanError, shown
 from tensorferry.loaders.own_loader import SelfLoad, prepare_own
 from tensorferry.loaders.reading import OwnReading
 from tensorferry.modules.finalize import hooked_modules
+from tensorferry.modules.snapshot import Note
 from tensorferry.modules.trace import Traced, trace
 from tensorferry.problems import Problem, ProblemKind
 
@@ -47,11 +48,11 @@ def planned(
     checkpoint: Checkpoint,
     config: LoadConfig,
     has_default_scales: HasDefaultScales,
-    shared: Callable[[], Mapping[str, str]] = dict,
+    shared: Callable[[Collection[Note]], Mapping[str, str]] = lambda notes: {},
 ) -> Planned:
     """Trace the ``load_weights`` of `model` on `model` itself, and return what follows. Touches nothing.
 
-    shared: returns what is taken from another model later, with the reason; asked when the model's loader has run.
+    shared: returns what is taken from another model later, with the reason; told what the model's loader has noted.
     Raises PlanError where the loader fails, as it would when half of the model is filled; all else that does not fit
     is for `refuse_misfit`.
     """
@@ -60,7 +61,7 @@ def planned(
     own = prepare_own(model, checkpoint, config, strict, OwnReading(config))
     if own.traced.failed:
         raise _refused(model, checkpoint, own.traced, left)
-    left |= shared()
+    left |= shared(own.traced.notes)
     filled = set(own.traced.opaque) | {step.parameter for step in own.traced.plan.steps}
     plan = _settled(model, own.prepared.plan, left)
     # vLLM runs the hooks itself, in its own order.
