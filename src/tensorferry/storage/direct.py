@@ -1,7 +1,7 @@
 """Reading past the page cache (O_DIRECT): whether a file can be read so, whether that pays, and how it is done.
 
 The kernel wants offsets, lengths and addresses that are multiples of the device's blocks. What of a buffer lies on the
-same address modulo a block as in the file is read there; its ends, and all of other buffers, go through a spare one.
+same address modulo a block as in the file is read there; its ends, and all of other buffers, go through spare ones.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from tensorferry.storage.blocks import block_of
 from tensorferry.storage.file_systems import file_system_of
 from tensorferry.storage.libc import address, libc
 
-__all__ = ["SPARE", "DirectFile", "Filled", "fill", "open_direct"]
+__all__ = ["SPARE", "DirectFile", "Filled", "Spare", "fill", "open_direct"]
 
 SPARE = 1 << 20
-"""Bytes of the buffer that misaligned bytes go through. Not more: what is copied on should still be in a fast cache."""
+"""Bytes of a buffer that misaligned bytes go through. Not more: what is copied on should still be in a fast cache."""
 
 _MOST_BUFFERS = 512
 _LARGEST_BLOCK = 4096
@@ -39,15 +40,31 @@ class DirectFile(NamedTuple):
     why: str
 
 
+class Spare:
+    """Two buffers of `SPARE` bytes that misaligned bytes go through, for one thread, by turns.
+
+    A virtual disk is written by another processor, which waits for the cache of the one that has just copied from there.
+    """
+
+    def __init__(self) -> None:
+        memory = block_of(2 * SPARE)
+        self._now, self._next = memory[:SPARE], memory[SPARE:]
+
+    def take(self) -> memoryview:
+        """Return the one that was not taken last; it is on a page of its own."""
+        self._now, self._next = self._next, self._now
+        return self._now
+
+
 class Filled(NamedTuple):
-    """Bytes that were read into their buffers, in order, and how many of them went through the spare one."""
+    """Bytes that were read into their buffers, in order, and how many of them went through a spare one."""
 
     nbytes: int
     copied: int
 
 
 class _Run(NamedTuple):
-    """Whole blocks of the file, from `start` to `stop`; into: where they go, None for the spare buffer."""
+    """Whole blocks of the file, from `start` to `stop`; into: where they go, None for a spare buffer."""
 
     start: int
     stop: int
@@ -77,18 +94,19 @@ def open_direct(fd: int) -> DirectFile:
     return DirectFile(again, block or _LARGEST_BLOCK, "" if system.where == "disk" else system.name)
 
 
-def fill(file: DirectFile, offset: int, views: Sequence[memoryview], spare: memoryview) -> Filled:
+def fill(file: DirectFile, offset: int, views: Sequence[memoryview], spare: Spare) -> Filled:
     """Fill `views` (writable bytes) one after the other from `offset`, as far as the file goes.
 
-    spare: `SPARE` bytes on a page of their own. Raises OSError, with EINVAL where the file system takes no such read.
+    Raises OSError, with EINVAL where the file system takes no such read.
     """
     wanted = sum(map(len, views))
     stop = offset + wanted
     straight, copied, at = _straight(file.block, offset, views), 0, offset
     pieces = _Pieces(views, offset)
     for group in _groups(_runs(file.block, offset, stop, straight)):
-        end = _read(file.fd, file.block, group, spare)
-        copied += _hand_out(group, spare, pieces, offset, min(end, stop))
+        buffer = spare.take()
+        end = _read(file.fd, file.block, group, buffer)
+        copied += _hand_out(group, buffer, pieces, offset, min(end, stop))
         at = min(end, stop)
         if end < group[-1].stop:
             break

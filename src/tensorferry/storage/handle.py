@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tensorferry.errors import ReadError
-from tensorferry.storage.direct import DirectFile, Filled, open_direct
+from tensorferry.storage.direct import DirectFile, Filled, Spare, open_direct
 from tensorferry.storage.direct import fill as fill_direct
 from tensorferry.storage.file_systems import file_system_of
 from tensorferry.storage.touching import PIECE, in_touched_pieces
@@ -48,7 +48,7 @@ class Handle:
                 self._direct = open_direct(self.fd)
             return self._direct
 
-    def read_direct(self, offset: int, views: list[memoryview], spare: memoryview) -> Filled | None:
+    def read_direct(self, offset: int, views: list[memoryview], spare: Spare) -> Filled | None:
         """Fill `views` directly, as far as the file goes; None where the file system takes no such read after all."""
         direct = self.direct()
         if direct.fd < 0:

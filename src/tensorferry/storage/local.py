@@ -16,8 +16,7 @@ from typing import Literal, Self, TypeVar
 
 from tensorferry.errors import ReadError
 from tensorferry.storage.base import File, Uncached
-from tensorferry.storage.blocks import block_of
-from tensorferry.storage.direct import SPARE, Filled
+from tensorferry.storage.direct import Filled, Spare
 from tensorferry.storage.folder import Folder, Identity, identity_of, located, refuse_irregular
 from tensorferry.storage.handle import Handle, fill, mapped, place_of, read_as_asked
 from tensorferry.storage.page_cache import absent_ranges, cached_share, forget
@@ -152,9 +151,9 @@ class LocalStorage:
         return views, wanted
 
     def _directly(self, handle: Handle, offset: int, views: _Views) -> Filled | None:
-        if not hasattr(self._spare, "buffer"):
-            self._spare.buffer = block_of(SPARE)
-        spare: memoryview = self._spare.buffer
+        if not hasattr(self._spare, "buffers"):
+            self._spare.buffers = Spare()
+        spare: Spare = self._spare.buffers
         try:
             return handle.read_direct(offset, views, spare)
         except OSError as error:
@@ -192,7 +191,7 @@ class LocalStorage:
     def read_uncached(self, path: str, offset: int, outs: Sequence[memoryview]) -> int | None:
         """Do what `read_vector` does past the page cache; see `SupportsUncached`.
 
-        What does not lie in memory as it does in the file goes through a buffer of a mebibyte, one for each thread.
+        What does not lie in memory as it does in the file goes through buffers of a mebibyte, two for each thread.
         """
         views, wanted = self._asked(path, offset, outs)
         if not wanted or not self.uncached(path).possible:
