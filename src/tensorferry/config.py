@@ -66,6 +66,8 @@ class ReadOptions:
     what a load brings into the page cache stays there; what was there before stays in either case.
     shared: whether other ranks on this machine load from the same files meanwhile. Then reads of which they need a
     quarter or more go through the page cache, for the disk to give them once. None: where torchrun started several.
+    turn: which of how many ranks that share files this one is, counted from 0: each begins its reads elsewhere, so that
+    the disk gives one what the others will find in the cache. None: what torchrun says.
     mapped: whether parameters on meta become views of the mapped files, where their bytes lie there just as they are
     wanted. That takes milliseconds and shares memory between processes, but the file must not change while they are in
     use, and a file that is cut short kills the process. What is written to them stays in this process.
@@ -86,6 +88,7 @@ class ReadOptions:
     direct: Direct = "auto"
     keep_cache: bool = True
     shared: bool | None = None
+    turn: tuple[int, int] | None = None
     mapped: bool = False
     huge_pages: bool = False
     pinned: bool = True
@@ -104,6 +107,7 @@ class ReadOptions:
         for name in ("keep_cache", "mapped", "huge_pages", "pinned"):
             expect(name, getattr(self, name), bool, "true or false")
         expect("shared", self.shared or False, bool, "true, false or null")
+        self._refuse_turn()
         self._suit()
         if self.max_read < 4096 or self.max_staging < self.max_read:
             raise ConfigError(
@@ -111,6 +115,15 @@ class ReadOptions:
             )
         if self.max_gap < 0 or self.waste < 1 or self.threads < 0:
             raise ConfigError("max_gap and threads must not be negative, and waste must be at least 1")
+
+    def _refuse_turn(self) -> None:
+        if self.turn is None:
+            return
+        if not isinstance(self.turn, Sequence) or [type(n) for n in self.turn] != [int, int]:
+            raise ConfigError(f"turn must be two numbers, which rank of how many, not {self.turn!r}")
+        object.__setattr__(self, "turn", tuple(self.turn))
+        if not 0 <= self.turn[0] < self.turn[1]:
+            raise ConfigError(f"turn {self.turn[0]} of {self.turn[1]}: ranks are counted from 0")
 
     def _suit(self) -> None:
         """Give the sizes that nobody gave."""
@@ -133,6 +146,13 @@ class ReadOptions:
     def is_shared(self) -> bool:
         """Whether other ranks on this machine are taken to read the same files; see `shared`."""
         return os.environ.get("LOCAL_WORLD_SIZE", "1") != "1" if self.shared is None else self.shared
+
+    @property
+    def turns(self) -> tuple[int, int]:
+        """Which of how many ranks this one is taken to be that read the same files; the first of one if it is alone."""
+        if not self.is_shared:
+            return 0, 1
+        return self.turn or (int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
     @property
     def workers(self) -> int:

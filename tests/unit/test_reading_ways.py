@@ -135,7 +135,19 @@ def test_strategies_that_live_by_the_page_cache_refuse_to_go_without(option: dic
 
 
 @pytest.mark.parametrize(
-    "option", [{"direct": "yes"}, {"direct": True}, {"keep_cache": 1}, {"mapped": "no"}, {"huge_pages": None}]
+    "option",
+    [
+        {"direct": "yes"},
+        {"direct": True},
+        {"keep_cache": 1},
+        {"mapped": "no"},
+        {"huge_pages": None},
+        {"turn": 1},
+        {"turn": (0,)},
+        {"turn": (2, 2)},
+        {"turn": (-1, 2)},
+        {"turn": (True, 2)},
+    ],
 )
 def test_options_that_are_none_are_refused(option: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(option))):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -105,6 +105,11 @@ class Schedule:
     plan: Plan
     batches: tuple[Batch, ...]
     max_staging: int
+
+    def in_turn(self, turn: int, turns: int) -> Schedule:
+        """Return the same batches in the same order, begun at part `turn` of `turns`; what comes before comes last."""
+        first = len(self.batches) * turn // turns
+        return replace(self, batches=self.batches[first:] + self.batches[:first]) if first else self
 
     @cached_property
     def bytes_read(self) -> int:

@@ -50,8 +50,8 @@ class ThreadedExecutor:
     """Runs batches in `threads` threads, in the order of the schedule.
 
     pinned: leave parameters on GPUs to a `DeviceExecutor`, which stages in pinned memory. gpu_direct: its option.
-    direct, keep_cache, shared: as in `ReadOptions`. copiers: how many threads there are at most where nearly all that
-    is read lies in the page cache, so that nobody waits for a disk; None for `threads`.
+    direct, keep_cache, shared: as in `ReadOptions`. turns: `ReadOptions.turns`. copiers: how many threads there are at
+    most where nearly all that is read lies in the page cache, so that nobody waits for a disk; None for `threads`.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class ThreadedExecutor:
         direct: Direct = "auto",
         keep_cache: bool = True,
         shared: bool = False,
+        turns: tuple[int, int] = (0, 1),
     ) -> None:
         self.threads = threads
         self.copiers = threads if copiers is None else min(copiers, threads)
@@ -72,6 +73,7 @@ class ThreadedExecutor:
         self.direct: Direct = direct
         self.keep_cache = keep_cache
         self.shared = shared
+        self.turns = turns
 
     @classmethod
     def of(cls, options: ReadOptions) -> Self:
@@ -84,6 +86,7 @@ class ThreadedExecutor:
             direct=options.direct,
             keep_cache=options.keep_cache,
             shared=options.is_shared,
+            turns=options.turns,
         )
 
     def run(
@@ -97,6 +100,7 @@ class ThreadedExecutor:
     ) -> Counters:
         """Fill `parameters`; see `Executor`. `parameters` is looked up from several threads."""
         foresee(_elements_decoded(schedule.plan))
+        schedule = schedule.in_turn(*self.turns)
         if self.pinned and any_on_devices(parameters, schedule.plan):
             how: Any = {"direct": self.direct, "keep_cache": self.keep_cache, "shared": self.shared}
             others = ThreadedExecutor(self.threads, copiers=self.copiers, pinned=False, **how)

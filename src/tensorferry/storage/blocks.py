@@ -16,9 +16,9 @@ HUGE = 2 << 20
 def block_of(nbytes: int) -> memoryview:
     """Return fresh private memory on a page of its own, which goes back to the system with the last view of it.
 
-    From half a huge page on it lies on huge ones, if the system has any to give, but for an end that would not fill one.
-    A direct read hands each page of its memory to the disk, and disks take so many in one request: with pages of 4 KiB,
-    a virtual one was half as fast.
+    From half a huge page on it lies on huge ones, if the system has any to give, but for an end that would not fill
+    one. A direct read hands each page of its memory to the disk, and disks take so many in one request: with pages of
+    4 KiB, a virtual one was half as fast.
     """
     if nbytes < HUGE // 2 or not hasattr(mmap, "MADV_HUGEPAGE"):
         return memoryview(_mapped(nbytes))

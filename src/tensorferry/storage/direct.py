@@ -43,7 +43,7 @@ class DirectFile(NamedTuple):
 class Spare:
     """Two buffers of `SPARE` bytes that misaligned bytes go through, for one thread, by turns.
 
-    A virtual disk is written by another processor, which waits for the cache of the one that has just copied from there.
+    A virtual disk is another processor that writes there, and waits for the cache of the one that has just copied.
     """
 
     def __init__(self) -> None:

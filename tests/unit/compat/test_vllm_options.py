@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from helpers.checkpoints import ar, write_safetensors
 from helpers.fake_vllm import FakeVllm, LoadConfig
 from tensorferry import ConfigError
 
@@ -72,3 +75,14 @@ def test_the_strategy_for_torchao_is_refused(vllm: FakeVllm) -> None:
 
 def test_patterns_of_files_to_ignore_are_vllm_s(vllm: FakeVllm) -> None:
     assert config_of(vllm, ignore_patterns="*.bin").ignore_patterns == ("*.bin",)
+
+
+@pytest.mark.parametrize(("extra", "expected"), [({}, (1, 2)), ({"read": {"turn": [3, 4]}}, (3, 4))])
+def test_each_rank_begins_its_reads_elsewhere(
+    vllm: FakeVllm, tmp_path: Path, extra: Any, expected: tuple[int, int]
+) -> None:
+    write_safetensors(tmp_path / "model.safetensors", {"w": ar(2)})
+    vllm.share(2, 1)
+    loader = vllm.loader(LoadConfig(model_loader_extra_config=extra))
+    with loader._opened(SimpleNamespace(model=str(tmp_path), revision=None), None) as checkpoint:
+        assert checkpoint.options.turns == expected

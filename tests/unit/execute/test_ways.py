@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
+import torch
 
+from helpers.checkpoints import raw
 from helpers.core_values import columns as columns_of
 from helpers.core_values import entry as entry_of
 from helpers.memory_storage import MemoryStorage
 from tensorferry.config import Direct, ReadOptions
 from tensorferry.core.boxes import Region
+from tensorferry.core.catalogue import Catalogue, TensorEntry
+from tensorferry.core.dtypes import DTYPES
 from tensorferry.core.lower import lower
 from tensorferry.core.plan import Plan, Source, Step
+from tensorferry.core.planning import make_plan
 from tensorferry.core.schedule import Read
+from tensorferry.core.target import TargetTensor
 from tensorferry.core.transforms import TensorSpec
 from tensorferry.errors import ConfigError
 from tensorferry.execute import ThreadedExecutor
@@ -197,3 +203,40 @@ def test_of_many_reads_eight_are_looked_at() -> None:
     storage.cached_share = lambda *where: looked.append(where) or 1.0  # type: ignore[method-assign, func-returns-value]
     assert Ways(storage).find_cached([Read("f", n, 1) for n in range(1001)])
     assert [at for _, at, _ in looked] == list(range(0, 1001, 126))
+
+
+@pytest.mark.parametrize(
+    ("given", "rank", "expected"),
+    [
+        ({}, None, (0, 1)),
+        ({}, "1", (1, 4)),
+        ({"turn": [2, 3]}, "1", (2, 3)),
+        ({"shared": True, "turn": (2, 3)}, None, (2, 3)),
+        ({"shared": True}, None, (0, 1)),
+        ({"shared": False, "turn": (2, 3)}, "1", (0, 1)),
+    ],
+)
+def test_ranks_that_share_files_take_turns(
+    given: dict[str, Any], rank: str | None, expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    if rank is not None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+        monkeypatch.setenv("LOCAL_RANK", rank)
+    assert ThreadedExecutor.of(ReadOptions(**given)).turns == expected
+
+
+@pytest.mark.parametrize(("turn", "first"), [(0, 0), (1, 2), (2, 4)])
+def test_each_of_several_ranks_begins_elsewhere_and_reads_everything(turn: int, first: int) -> None:
+    entries = [TensorEntry.at(f"w{n}", DTYPES["F32"], (4,), "f", 16 * n) for n in range(6)]
+    plan = make_plan(
+        Catalogue(entries, format="memory"), {e.name: TargetTensor.plain(e.name, DTYPES["F32"], (4,)) for e in entries}
+    )
+    schedule = lower(plan, max_gap=0, max_read=16, max_staging=16, waste=1.0)
+    assert len(schedule.batches) == 6
+    storage = MemoryStorage({"f": raw(torch.arange(24.0))})
+    found = {e.name: torch.zeros(4) for e in entries}
+    ThreadedExecutor(1, turns=(turn, 3)).run(schedule, storage, found)
+    assert [at // 16 for _, at, _ in storage.reads] == [(first + n) % 6 for n in range(6)]
+    assert torch.equal(torch.cat(list(found.values())), torch.arange(24.0))

@@ -32,6 +32,7 @@ __all__ = [
     "is_first_rank",
     "loading_for",
     "log",
+    "place",
     "quantizes_while_loading",
     "register_model_loader",
     "shared_with_served",
@@ -66,6 +67,12 @@ def agreement(model_config: Any) -> Agreement:
     if group is None:
         return Agreement(Ranks())
     return Agreement(Ranks(group.world_size, group.rank_in_group), group.cpu_group)
+
+
+def place(model_config: Any) -> tuple[int, int]:
+    """Return which of how many ranks that load this model this one is, counted from 0."""
+    group = _group(model_config)
+    return (0, 1) if group is None else (group.rank_in_group, group.world_size)
 
 
 def exchanged(model_config: Any, told: bytes) -> list[bytes]:

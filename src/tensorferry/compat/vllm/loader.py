@@ -14,7 +14,7 @@ from torch import nn
 from tensorferry import api
 from tensorferry.checkpoint import Checkpoint
 from tensorferry.compat.vllm import engine
-from tensorferry.compat.vllm.options import load_config, options_for
+from tensorferry.compat.vllm.options import in_turn, load_config, options_for
 from tensorferry.compat.vllm.planning import Planned, planned, refuse_misfit, uses_of
 from tensorferry.compat.vllm.quantizing import stream_online
 from tensorferry.compat.vllm.reloading import Needs, needs_of, remember, restored
@@ -106,7 +106,8 @@ class TensorferryLoader(engine.BaseModelLoader):
         return replace(own.account(report), computed=tuple(load.computed), post_processed=())
 
     def _opened(self, model_config: Any, model: nn.Module) -> Checkpoint:
-        return open_for(sources_of(model_config, model, self._weights(model_config)), self.config)
+        sources = sources_of(model_config, model, self._weights(model_config))
+        return open_for(sources, in_turn(self.config, engine.place(model_config)))
 
     def _weights(self, model_config: Any) -> str | None:
         return None if engine.is_drafted(model_config) else self.options.weights

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
 from tensorferry.config import Folders, LoadConfig, LoaderUse, Strategy, options_of
 from tensorferry.errors import ConfigError
 from tensorferry.formats.file_names import LOAD_FORMATS
 
-__all__ = ["FORMATS", "VllmOptions", "load_config", "options_for"]
+__all__ = ["FORMATS", "VllmOptions", "in_turn", "load_config", "options_for"]
 
 FORMATS = tuple(name for name in LOAD_FORMATS if name not in ("npcache", "sharded_state", "tensorizer"))
 """What `VllmOptions.format` may be."""
@@ -70,6 +70,11 @@ def load_config(config: Any) -> LoadConfig:
         return LoadConfig.from_dict(taken)
     except ConfigError as error:
         raise ConfigError(f"model_loader_extra_config: {error}") from None
+
+
+def in_turn(config: LoadConfig, place: tuple[int, int]) -> LoadConfig:
+    """Return the configuration of one of several ranks that load at once, unless it says which it is."""
+    return config if config.read.turn else replace(config, read=replace(config.read, turn=place))
 
 
 def _strategy(config: Any) -> Strategy:
