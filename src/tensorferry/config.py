@@ -47,6 +47,12 @@ _DEVICE = re.compile(r"[a-z]+(:\d+)?")
 _T = TypeVar("_T")
 
 
+def _told(name: str, otherwise: int) -> int:
+    """Return a number that torchrun and others like it put into the environment, or `otherwise` where they did not."""
+    told = os.environ.get(name, "")
+    return int(told) if told.isdecimal() else otherwise
+
+
 class _Suited(int):
     """A size that nobody gave: it changes with the kind of storage."""
 
@@ -145,14 +151,15 @@ class ReadOptions:
     @property
     def is_shared(self) -> bool:
         """Whether other ranks on this machine are taken to read the same files; see `shared`."""
-        return os.environ.get("LOCAL_WORLD_SIZE", "1") != "1" if self.shared is None else self.shared
+        return _told("LOCAL_WORLD_SIZE", 1) > 1 if self.shared is None else self.shared
 
     @property
     def turns(self) -> tuple[int, int]:
         """Which of how many ranks this one is taken to be that read the same files; the first of one if it is alone."""
         if not self.is_shared:
             return 0, 1
-        return self.turn or (int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        told = _told("LOCAL_RANK", 0), _told("LOCAL_WORLD_SIZE", 1)
+        return self.turn or (told if told[0] < told[1] else (0, 1))
 
     @property
     def workers(self) -> int:

@@ -210,6 +210,8 @@ def test_of_many_reads_eight_are_looked_at() -> None:
     [
         ({}, None, (0, 1)),
         ({}, "1", (1, 4)),
+        ({}, "4", (0, 1)),
+        ({}, "one", (0, 4)),
         ({"turn": [2, 3]}, "1", (2, 3)),
         ({"shared": True, "turn": (2, 3)}, None, (2, 3)),
         ({"shared": True}, None, (0, 1)),
