@@ -38,7 +38,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from vllm_quantized import QUANTIZED, write_quantized
+from vllm_quantized import QUANTIZED, UNBUILT, write_quantized
 from vllm_sources import SOURCES, own_folder_last, write_sources
 
 own_folder_last()
@@ -333,7 +333,7 @@ def sweep(kinds: list[str], size: int, *, as_json: bool) -> int:
             found.append(summary(ranks))
             print(json.dumps(found[-1]) if as_json else row(found[-1]), flush=True)
     right, whole = sum(f["right"] for f in found), sum(f["whole"] for f in found)
-    unbuilt = sum(f["kind"] in QUANTIZED and f.get("unbuilt", False) for f in found)
+    unbuilt = sum(f["kind"] in UNBUILT and f.get("unbuilt", False) for f in found)
     if not as_json:
         rest = f"; vLLM itself does not build {unbuilt} here" if unbuilt else ""
         print(f"{size} rank(s): {whole} of {len(found)} traced whole, {right} of {len(found)} right{rest}")

@@ -18,9 +18,7 @@ Parameters are in use before, which spares every way the same faults.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
-import mmap
 import os
 import shutil
 import socket
@@ -37,6 +35,8 @@ from typing import Any
 
 from page_cache import bring, forget
 from vllm_page import OURS, RAW, page
+
+from tensorferry.storage.blocks import block_of
 
 WAYS: dict[str, dict[str, Any]] = {
     OURS: {"load_format": "tensorferry"},
@@ -125,17 +125,15 @@ def timed_raw(folder: Path) -> dict[str, Any]:
     lock = threading.Lock()
 
     def reader() -> None:
-        out = mmap.mmap(-1, 4 * block, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        out.madvise(mmap.MADV_HUGEPAGE)  # a disk is told of each by one address: nothing is faster to read into
-        lead = -ctypes.addressof(ctypes.c_char.from_buffer(out)) % (2 * block)
-        into = memoryview(out)[lead : lead + block]
+        into = block_of(2 * block)[:block]  # on huge pages: nothing is faster to read into
         while True:
             with lock:
                 fd, at = next(blocks, (None, 0))
             if fd is None:
                 return
-            os.preadv(fd, [into], at)
+            done.append(os.preadv(fd, [into], at))
 
+    done: list[int] = []
     before, begin, spent = read_bytes(), time.perf_counter(), time.process_time()
     threads = [threading.Thread(target=reader) for _ in range(4)]
     for thread in threads:
@@ -145,6 +143,7 @@ def timed_raw(folder: Path) -> dict[str, Any]:
     seconds, cpu, read = time.perf_counter() - begin, time.process_time() - spent, read_bytes() - before
     for fd in files:
         os.close(fd)
+    assert sum(done) >= sum(file.stat().st_size for file in folder.glob("*.safetensors")) // size - len(files) * block
     return {"seconds": seconds, "cpu": cpu, "read": read, "digest": 0, "asked": read, "phases": {}}
 
 

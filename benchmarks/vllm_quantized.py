@@ -125,3 +125,7 @@ def write_quantized(kind: str, folder: Path, *, without: str | None = None) -> N
     file = folder / "config.json"
     written = json.loads(file.read_text())
     file.write_text(json.dumps(written | {"architectures": ["LlamaForCausalLM"], "quantization_config": method}))
+
+
+UNBUILT = ("gptq-act", "fp8-block")
+"""Of these, those that vLLM 0.32 does not build on every CPU: it has given up the one, and wants AMX for the other."""

@@ -106,9 +106,10 @@ def generates(environment: dict[str, str]) -> bool:
     """Compare tokens where vLLM's kernels load in this environment; return whether nothing differs."""
     code, text = said(environment, "-c", KERNELS, str(Path(environment["PYTHONPATH"]) / "vllm" / "_C.abi3.so"))
     if code:
-        why = text.strip().rpartition("\n")[2]
-        print(f"   no engine: the kernels are built for another torch ({why[-160:]})", flush=True)
-        return True
+        why, is_torch = text.strip().rpartition("\n")[2], "undefined symbol" in text
+        told = "no engine: the kernels are built for another torch" if is_torch else "NO ENGINE: no kernels"
+        print(f"   {told} ({why[-160:]})", flush=True)
+        return is_torch
     code, text = said(environment, str(HERE / "vllm_tokens.py"), "tiny", "--size", "2")
     print("\n".join("   " + line[:160] for line in text.splitlines() if "rank(s):" in line), flush=True)
     if code:

@@ -72,8 +72,8 @@ class ReadOptions:
     what a load brings into the page cache stays there; what was there before stays in either case.
     shared: whether other ranks on this machine load from the same files meanwhile. Then reads of which they need a
     quarter or more go through the page cache, for the disk to give them once. None: where torchrun started several.
-    turn: which of how many ranks that share files this one is, counted from 0: each begins its reads elsewhere, so that
-    the disk gives one what the others will find in the cache. None: what torchrun says.
+    turn: which of how many ranks that share files this one is, counted from 0: by strategy "lazy" each begins to read
+    elsewhere, so that the disk gives one what the others will find in the cache. None: what torchrun says.
     mapped: whether parameters on meta become views of the mapped files, where their bytes lie there just as they are
     wanted. That takes milliseconds and shares memory between processes, but the file must not change while they are in
     use, and a file that is cut short kills the process. What is written to them stays in this process.
@@ -130,6 +130,8 @@ class ReadOptions:
         object.__setattr__(self, "turn", tuple(self.turn))
         if not 0 <= self.turn[0] < self.turn[1]:
             raise ConfigError(f"turn {self.turn[0]} of {self.turn[1]}: ranks are counted from 0")
+        if self.shared is False:
+            raise ConfigError("turn is for ranks that share files: leave it out, or do not say that `shared` is false")
 
     def _suit(self) -> None:
         """Give the sizes that nobody gave."""
@@ -151,10 +153,12 @@ class ReadOptions:
     @property
     def is_shared(self) -> bool:
         """Whether other ranks on this machine are taken to read the same files; see `shared`."""
-        return _told("LOCAL_WORLD_SIZE", 1) > 1 if self.shared is None else self.shared
+        if self.shared is None:
+            return self.turn is not None or _told("LOCAL_WORLD_SIZE", 1) > 1
+        return self.shared
 
     @property
-    def turns(self) -> tuple[int, int]:
+    def settled_turn(self) -> tuple[int, int]:
         """Which of how many ranks this one is taken to be that read the same files; the first of one if it is alone."""
         if not self.is_shared:
             return 0, 1

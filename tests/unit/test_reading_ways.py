@@ -147,6 +147,7 @@ def test_strategies_that_live_by_the_page_cache_refuse_to_go_without(option: dic
         {"turn": (2, 2)},
         {"turn": (-1, 2)},
         {"turn": (True, 2)},
+        {"turn": (0, 2), "shared": False},
     ],
 )
 def test_options_that_are_none_are_refused(option: dict[str, Any]) -> None:

@@ -106,9 +106,9 @@ class Schedule:
     batches: tuple[Batch, ...]
     max_staging: int
 
-    def in_turn(self, turn: int, turns: int) -> Schedule:
-        """Return the same batches in the same order, begun at part `turn` of `turns`; what comes before comes last."""
-        first = len(self.batches) * turn // turns
+    def begun_at(self, part: int, of: int) -> Schedule:
+        """Return the same batches in the same order, begun at `part` of so many; what comes before comes last."""
+        first = len(self.batches) * part // of
         return replace(self, batches=self.batches[first:] + self.batches[:first]) if first else self
 
     @cached_property

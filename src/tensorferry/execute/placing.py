@@ -49,8 +49,8 @@ def perform(plan: Plan, task: Task, staged: Sequence[torch.Tensor], parameter: t
     if step.via is not None:
         return _computed(step, task, staged, into)
     (only,) = task.inputs
-    landing = _landing(step, into)
-    return sum((landing.put(staged[piece.read], piece) for piece in only.pieces), Loss())
+    landed = _landing(step, into)
+    return sum((landed.put(staged[piece.read], piece) for piece in only.pieces), Loss())
 
 
 class Landing(NamedTuple):

@@ -14,7 +14,7 @@ from tensorferry.core.schedule import Batch, Piece, Read, Task
 __all__ = ["Strip", "read_in_strips", "strips"]
 
 _STRIP = 2 << 20
-"""Bytes of a strip at least, and about twice as many at most, where rows are shorter than that; else a row. Shorter
+"""Bytes of a strip at least, and less than twice as many at most, where rows are shorter than that; else a row. Shorter
 ones are copied more slowly, and longer ones do not stay in the cache."""
 
 

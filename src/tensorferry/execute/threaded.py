@@ -50,8 +50,9 @@ class ThreadedExecutor:
     """Runs batches in `threads` threads, in the order of the schedule.
 
     pinned: leave parameters on GPUs to a `DeviceExecutor`, which stages in pinned memory. gpu_direct: its option.
-    direct, keep_cache, shared: as in `ReadOptions`. turns: `ReadOptions.turns`. copiers: how many threads there are at
-    most where nearly all that is read lies in the page cache, so that nobody waits for a disk; None for `threads`.
+    direct, keep_cache, shared: as in `ReadOptions`. turn: `ReadOptions.settled_turn`. copiers: how many threads there
+    are at most where nearly all that is read lies in the page cache, so that nobody waits for a disk; None for
+    `threads`.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class ThreadedExecutor:
         direct: Direct = "auto",
         keep_cache: bool = True,
         shared: bool = False,
-        turns: tuple[int, int] = (0, 1),
+        turn: tuple[int, int] = (0, 1),
     ) -> None:
         self.threads = threads
         self.copiers = threads if copiers is None else min(copiers, threads)
@@ -73,7 +74,7 @@ class ThreadedExecutor:
         self.direct: Direct = direct
         self.keep_cache = keep_cache
         self.shared = shared
-        self.turns = turns
+        self.turn = turn
 
     @classmethod
     def of(cls, options: ReadOptions) -> Self:
@@ -86,7 +87,7 @@ class ThreadedExecutor:
             direct=options.direct,
             keep_cache=options.keep_cache,
             shared=options.is_shared,
-            turns=options.turns,
+            turn=options.settled_turn,
         )
 
     def run(
@@ -100,7 +101,7 @@ class ThreadedExecutor:
     ) -> Counters:
         """Fill `parameters`; see `Executor`. `parameters` is looked up from several threads."""
         foresee(_elements_decoded(schedule.plan))
-        schedule = schedule.in_turn(*self.turns)
+        schedule = schedule.begun_at(*self.turn)
         if self.pinned and any_on_devices(parameters, schedule.plan):
             how: Any = {"direct": self.direct, "keep_cache": self.keep_cache, "shared": self.shared}
             others = ThreadedExecutor(self.threads, copiers=self.copiers, pinned=False, **how)
@@ -233,7 +234,7 @@ class _Run:
     def _in_strips(self, read: Read, cut: _Cut, block: torch.Tensor, counters: Counters, *, in_part: bool) -> None:
         """Read and place a strip at a time, all of them through the same block."""
         step = self.schedule.plan.steps[cut.task.step]
-        place = landing(self.schedule.plan, cut.task, self.parameters[step.parameter])
+        landed = landing(self.schedule.plan, cut.task, self.parameters[step.parameter])
         with alone(), reading_for([step.sources[0].entry.name]):
             way = self.ways.best(read.file, read.offset, read.length, in_part=in_part)
             for start, length, piece in cut.strips:
@@ -244,7 +245,7 @@ class _Run:
                 self.ways.read(read.file, at, [bytes_of(staged)], counters, way=way)
                 counters.copied_bytes += length
                 counters.bytes_read += length
-                counters.lost(step.parameter, place.put(staged, piece))
+                counters.lost(step.parameter, landed.put(staged, piece))
 
     def _sort_out(self, batch: Batch) -> tuple[dict[int, _Tiling], dict[int, _Cut], list[Task]]:
         """Return the reads that can go straight into parameters, with where, those that are done in strips, and the

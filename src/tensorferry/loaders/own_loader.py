@@ -87,7 +87,7 @@ class SelfLoad:
     @property
     def executor(self) -> Executor:
         """What runs the plan, and does what it leaves out."""
-        return self if self.traced.opaque or self.traced.notes else self.reading.executor
+        return self if self.traced.opaque or self.traced.settings else self.reading.executor
 
     def run(
         self,
@@ -100,9 +100,7 @@ class SelfLoad:
     ) -> Counters:
         """Fill what is planned, then stream; see `Executor`. Raises PlanError for what the loader left out."""
         if not self.traced.opaque:
-            for note in self.traced.notes:  # hooks may look at them
-                note.put_on(self.model)
-            return self.reading.executor.run(schedule, storage, parameters, on_ready=on_ready, progress=progress)
+            return self._planned(schedule, storage, parameters, on_ready or (lambda name: None), progress)
         counters = Counters()
         if schedule.batches:
             counters = self.reading.executor.run(schedule, storage, parameters, progress=progress)
@@ -115,6 +113,24 @@ class SelfLoad:
         for name in dict.fromkeys((*(s.parameter for s in schedule.plan.steps), *opaque)):
             if on_ready is not None:
                 on_ready(name)
+        return counters
+
+    def _planned(
+        self, schedule: Schedule, storage: Storage, parameters: Parameters, on_ready: OnReady, progress: Progress
+    ) -> Counters:
+        """Run the plan; hooks, which run when a parameter is ready, find what the loader set."""
+        is_settled = False
+
+        def ready(name: str) -> None:
+            nonlocal is_settled
+            if not is_settled:
+                self.traced.settle(self.model)
+                is_settled = True
+            on_ready(name)
+
+        counters = self.reading.executor.run(schedule, storage, parameters, on_ready=ready, progress=progress)
+        if not is_settled:
+            self.traced.settle(self.model)
         return counters
 
     def account(self, report: Report) -> Report:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, TypeGuard
 
 import torch
@@ -11,14 +13,15 @@ from torch import nn
 
 from tensorferry.modules.describe import places
 
-__all__ = ["Note", "Snapshot", "attribute_tensors"]
+__all__ = ["Setting", "Snapshot", "attribute_tensors"]
 
+_SIMPLE = (bool, int, float, complex, str, bytes, Enum, torch.dtype, torch.Size)
 _OWN = frozenset(name for name, value in vars(nn.Module()).items() if type(value) in (dict, list, set))
 """Where every module keeps its parts, hooks and the like."""
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class Setting:
     """A value without tensors in it that was set as `attribute` of the module that is called `module` from the root."""
 
     module: str
@@ -55,20 +58,20 @@ class Snapshot:
                 attributes.clear()
                 attributes.update(saved)
 
-    def notes(self) -> tuple[Note, ...]:
+    def settings(self) -> tuple[Setting, ...]:
         """Return the numbers, strings and the like, and plain containers of such, that modules have got since."""
         return tuple(
-            Note(path, name, _copied(value))
+            Setting(path, name, _copied(value))
             for (path, module), (_, saved, containers) in zip(self._modules.items(), self._saved, strict=False)
             for name, value in vars(module).items()
-            if name not in _OWN and _is_noted(value) and _differs(value, name, saved, containers)
+            if name not in _OWN and _is_simple(value) and _differs(value, name, saved, containers)
         )
 
 
 def _differs(value: Any, name: str, saved: dict[str, Any], containers: list[tuple[Any, Any]]) -> bool:
     if name not in saved or saved[name] is not value:
         return True
-    return any(c is value and not (_is_noted(items) and c == items) for c, items in containers)
+    return any(c is value and not (_is_simple(items) and c == items) for c, items in containers)
 
 
 def attribute_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -93,16 +96,16 @@ def _is_plain(value: Any) -> bool:
     return type(value) in (dict, list, set)
 
 
-def _is_noted(value: Any) -> bool:
+def _is_simple(value: Any) -> bool:
     if type(value) in (tuple, frozenset, list, set):
-        return all(map(_is_noted, value))
+        return all(map(_is_simple, value))
     if type(value) is dict:
-        return all(_is_noted(k) and _is_noted(v) for k, v in value.items())
-    return value is None or isinstance(value, bool | int | float | complex | str | bytes | torch.dtype)
+        return all(_is_simple(k) and _is_simple(v) for k, v in value.items())
+    return value is None or isinstance(value, _SIMPLE)
 
 
 def _copied(value: Any) -> Any:
-    return value.copy() if _is_plain(value) else value
+    return deepcopy(value) if _is_plain(value) else value
 
 
 def _refill(container: Any, items: Any) -> None:

@@ -29,7 +29,7 @@ from tensorferry.errors import ConfigError, FinalizeError, shown
 from tensorferry.modules.contents import Contents, Patch
 from tensorferry.modules.describe import describe, places
 from tensorferry.modules.recorder import CannotFollow, Guard, Memory, Recorder, geometry, key_of, memory_like
-from tensorferry.modules.snapshot import Note, Snapshot, attribute_tensors
+from tensorferry.modules.snapshot import Setting, Snapshot, attribute_tensors
 from tensorferry.modules.traced_steps import fill_steps, steps_of
 from tensorferry.modules.views import Copy, TooScattered
 from tensorferry.numerics.torch_dtypes import dtype_of
@@ -52,8 +52,8 @@ class Traced:
     that, in storage order. loaded: what it returned, None where that were no names. fallback: why nothing could be
     traced, so that the whole checkpoint is streamed and its completeness is not proven; None where it could.
     failed: whether that is an error of the loader's own, which it would most likely raise with values, too. failed_at:
-    the entry that it had then, if any. notes: what the loader set on modules besides tensors, such as flags for what it
-    has found; `stream_opaque` sets them on the model, which tracing leaves as it was.
+    the entry that it had then, if any. settings: what the loader set on modules besides tensors, such as flags for
+    what it has found; `stream_opaque` sets them on the model, which tracing leaves as it was.
     """
 
     plan: Plan
@@ -63,7 +63,12 @@ class Traced:
     fallback: str | None = None
     failed: bool = False
     failed_at: str | None = None
-    notes: tuple[Note, ...] = ()
+    settings: tuple[Setting, ...] = ()
+
+    def settle(self, model: nn.Module) -> None:
+        """Set on the modules of `model` what the loader set when it was traced."""
+        for setting in self.settings:
+            setting.put_on(model)
 
 
 @collector_paused()
@@ -100,7 +105,7 @@ def trace(
         harm = _harm(run, _run(model, loader, stream))
         if harm is not None:
             return _everything_streamed(target, entries, run, harm)
-    return Traced(account.plan(run), account.opaque, tuple(e.name for e in stream), run.loaded, notes=run.notes)
+    return Traced(account.plan(run), account.opaque, tuple(e.name for e in stream), run.loaded, settings=run.settings)
 
 
 def stream_opaque(
@@ -117,8 +122,7 @@ def stream_opaque(
     the loader asked for all entries and some never came.
     """
     result = _streamed(model, traced, tensors, load_weights) if traced.opaque else None
-    for note in traced.notes:
-        note.put_on(model)
+    traced.settle(model)
     return result
 
 
@@ -163,7 +167,7 @@ class _Run:
     loaded: frozenset[str] | None
     failed: bool = False
     failed_at: str | None = None
-    notes: tuple[Note, ...] = ()
+    settings: tuple[Setting, ...] = ()
 
 
 def _loader_of(model: nn.Module, given: LoadWeights | None) -> LoadWeights:
@@ -186,12 +190,12 @@ def _run(model: nn.Module, loader: LoadWeights, entries: Sequence[TensorEntry]) 
             for name, t in attribute_tensors(model)
             if key_of(t) not in memory and (recorder.touched(t) or recorder.taint(t))
         }
-        notes = saved.notes()
+        settings = saved.settings()
     finally:
         saved.restore()
     failed = isinstance(result, _Failed)
     at = recorder.current if failed else None
-    return _Run(memory, recorder.loose, kept, recorder.unfollowed, _names(result), failed, at, notes)
+    return _Run(memory, recorder.loose, kept, recorder.unfollowed, _names(result), failed, at, settings)
 
 
 class _Failed:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from helpers.checkpoints import ar, write_safetensors
 from helpers.fake_vllm import FakeVllm, LoadConfig
@@ -77,12 +80,20 @@ def test_patterns_of_files_to_ignore_are_vllm_s(vllm: FakeVllm) -> None:
     assert config_of(vllm, ignore_patterns="*.bin").ignore_patterns == ("*.bin",)
 
 
-@pytest.mark.parametrize(("extra", "expected"), [({}, (1, 2)), ({"read": {"turn": [3, 4]}}, (3, 4))])
-def test_each_rank_begins_its_reads_elsewhere(
-    vllm: FakeVllm, tmp_path: Path, extra: Any, expected: tuple[int, int]
-) -> None:
+@pytest.mark.parametrize(("read", "expected"), [({}, (1, 2)), ({"turn": [3, 4]}, (3, 4)), ({"shared": False}, (0, 1))])
+def test_each_rank_begins_its_reads_elsewhere(vllm: FakeVllm, tmp_path: Path, read: Any, expected: Any) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.zeros(2))
+
+        def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+            for _, weight in weights:
+                self.w.data.copy_(weight)
+
     write_safetensors(tmp_path / "model.safetensors", {"w": ar(2)})
     vllm.share(2, 1)
-    loader = vllm.loader(LoadConfig(model_loader_extra_config=extra))
-    with loader._opened(SimpleNamespace(model=str(tmp_path), revision=None), None) as checkpoint:
-        assert checkpoint.options.turns == expected
+    loader = vllm.loader(LoadConfig(model_loader_extra_config={"read": read}))
+    served, model = SimpleNamespace(model=str(tmp_path), revision=None), Model()
+    with loader._opened(served, model) as checkpoint:
+        assert loader._planned(model, checkpoint, served).own.reading.executor.turn == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from tensorferry.core.target import TargetTensor
 from tensorferry.core.transforms import TensorSpec
 from tensorferry.execute import ThreadedExecutor
 from tensorferry.execute.strips import read_in_strips, strips
+from tensorferry.storage.base import Uncached
 
 MIB = 1 << 20
 F32, F64 = DTYPES["F32"], DTYPES["F64"]
@@ -118,3 +120,34 @@ def test_where_each_request_takes_long_there_are_no_strips() -> None:
     counters = ThreadedExecutor(1).run(scheduled(columns(300, 64)), storage, found)
     assert torch.equal(found["p"], matrix()[:, 300:364])
     assert counters.reads == len(storage.reads) == 1
+
+
+@pytest.mark.parametrize(("shared", "way"), [(False, "direct"), (True, "buffered: shared")])
+def test_a_read_in_strips_is_looked_at_once(shared: bool, way: str) -> None:
+    class Cold(MemoryStorage):
+        looks = 0
+
+        def uncached(self, path: str) -> Uncached:
+            return Uncached(True, "")
+
+        def cached_share(self, path: str, offset: int, length: int) -> float:
+            self.looks += 1
+            return 0.0
+
+        def read_uncached(self, path: str, offset: int, outs: Sequence[memoryview]) -> int:
+            for out in outs:
+                self.read_into(path, offset, out)
+                offset += len(out)
+            return 0
+
+        def absent_ranges(self, path: str, offset: int, length: int) -> None:
+            return None
+
+        def forget(self, path: str, offset: int, length: int) -> None: ...
+
+    storage, found = Cold({"f": raw(matrix())}), {"p": torch.zeros(ROWS, 64)}
+    schedule = scheduled(columns(300, 64))
+    counters = ThreadedExecutor(1, shared=shared).run(schedule, storage, found)
+    assert torch.equal(found["p"], matrix()[:, 300:364])
+    assert counters.ways == {way: schedule.bytes_read}
+    assert (len(storage.reads), storage.looks) == (5, 2)  # and once to tell whether the load waits for a disk

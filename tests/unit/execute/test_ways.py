@@ -215,7 +215,8 @@ def test_of_many_reads_eight_are_looked_at() -> None:
         ({"turn": [2, 3]}, "1", (2, 3)),
         ({"shared": True, "turn": (2, 3)}, None, (2, 3)),
         ({"shared": True}, None, (0, 1)),
-        ({"shared": False, "turn": (2, 3)}, "1", (0, 1)),
+        ({"turn": (2, 3)}, None, (2, 3)),
+        ({"shared": False}, "1", (0, 1)),
     ],
 )
 def test_ranks_that_share_files_take_turns(
@@ -226,7 +227,7 @@ def test_ranks_that_share_files_take_turns(
     if rank is not None:
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
         monkeypatch.setenv("LOCAL_RANK", rank)
-    assert ThreadedExecutor.of(ReadOptions(**given)).turns == expected
+    assert ThreadedExecutor.of(ReadOptions(**given)).turn == expected
 
 
 @pytest.mark.parametrize(("turn", "first"), [(0, 0), (1, 2), (2, 4)])
@@ -239,6 +240,6 @@ def test_each_of_several_ranks_begins_elsewhere_and_reads_everything(turn: int, 
     assert len(schedule.batches) == 6
     storage = MemoryStorage({"f": raw(torch.arange(24.0))})
     found = {e.name: torch.zeros(4) for e in entries}
-    ThreadedExecutor(1, turns=(turn, 3)).run(schedule, storage, found)
+    ThreadedExecutor(1, turn=(turn, 3)).run(schedule, storage, found)
     assert [at // 16 for _, at, _ in storage.reads] == [(first + n) % 6 for n in range(6)]
     assert torch.equal(torch.cat(list(found.values())), torch.arange(24.0))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from torch import nn
 from helpers.checkpoints import ar, write_safetensors
 from helpers.old_loaders import Loaded, load_both_ways, poisoned
 from tensorferry.errors import ConfigError, FinalizeError
+from tensorferry.execute import ThreadedExecutor
 from tensorferry.formats.opening import open_files
 from tensorferry.loaders import LoadConfig, ModelConfig, get_model_loader
 from tensorferry.modules.trace import Traced, stream_opaque, trace
@@ -346,7 +350,7 @@ def test_what_a_loader_notes_is_told_and_the_model_has_it_only_in_the_end(folder
     seen = model.seen
     traced = traced_of(folder, lambda: model)
     assert model.notes == ("", 0, [], {"a": 1})
-    assert {n.attribute: n.value for n in traced.notes} == {"last": "norm", "count": 3, "seen": ["a", "b", "norm"]}
+    assert {n.attribute: n.value for n in traced.settings} == {"last": "norm", "count": 3, "seen": ["a", "b", "norm"]}
     stream_opaque(model, traced, ())
     assert model.notes == ALL_NOTED
     assert model.seen is seen
@@ -389,6 +393,35 @@ def test_a_hook_finds_what_the_loader_has_noted(folder: Path) -> None:
     assert model.found == ALL_NOTED
 
 
+def test_a_load_that_fails_before_anything_is_whole_leaves_what_the_loader_would_set(folder: Path) -> None:
+    def fail(*given: object, **more: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    model = Noting()
+    loader, config = get_model_loader(LoadConfig()), ModelConfig(str(folder))
+    before = model.notes
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ThreadedExecutor, "run", fail)
+        with pytest.raises(OSError, match="Input/output"):
+            loader.load_model(config, build=lambda config: model)
+    assert model.notes == before
+
+
+def test_shapes_and_members_of_enumerations_are_noted(folder: Path) -> None:
+    class Kind(Enum):
+        GATED = "gated"
+
+    def each(model: Model, parameters: dict[str, torch.Tensor], name: str, weight: torch.Tensor) -> None:
+        model.flags = {"shape": weight.shape, "kind": Kind.GATED, "inner": [{"dtype": weight.dtype}]}
+        plainly(model, parameters, name, weight)
+
+    model = Model(each)
+    (setting,) = traced_of(folder, lambda: model).settings
+    assert setting.value["kind"] is Kind.GATED
+    assert setting.value["inner"] == [{"dtype": torch.float32}]
+    assert setting.value["shape"] == torch.Size(SHAPES["norm"])
+
+
 def test_what_held_tensors_and_holds_names_then_is_noted(folder: Path) -> None:
     def each(model: Model, parameters: dict[str, torch.Tensor], name: str, weight: torch.Tensor) -> None:
         model.flags[0] = name  # type: ignore[index]
@@ -396,7 +429,7 @@ def test_what_held_tensors_and_holds_names_then_is_noted(folder: Path) -> None:
 
     model = Model(each)
     model.flags = [torch.ones(2)]
-    assert [n.value for n in traced_of(folder, lambda: model).notes] == [["norm"]]
+    assert [n.value for n in traced_of(folder, lambda: model).settings] == [["norm"]]
 
 
 def test_a_buffer_that_no_checkpoint_fills_is_left_to_the_loader(folder: Path) -> None:

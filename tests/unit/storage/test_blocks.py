@@ -9,7 +9,7 @@ from tensorferry.storage.blocks import HUGE, block_of
 from tensorferry.storage.libc import address
 
 
-@pytest.mark.parametrize("nbytes", [1, 4096, HUGE // 2 - 1])
+@pytest.mark.parametrize("nbytes", [1, 4096, HUGE - 1])
 def test_a_small_block_begins_on_a_page(nbytes: int) -> None:
     block = block_of(nbytes)
     assert len(block) == nbytes
@@ -18,7 +18,7 @@ def test_a_small_block_begins_on_a_page(nbytes: int) -> None:
     assert bytes(block[: nbytes - 1]) == bytes(nbytes - 1)
 
 
-@pytest.mark.parametrize("nbytes", [HUGE // 2, HUGE, HUGE + 1, 3 * HUGE + 4096])
+@pytest.mark.parametrize("nbytes", [HUGE, HUGE + 1, 3 * HUGE + 4096])
 def test_a_large_block_begins_on_a_huge_page_and_is_writable_to_its_last_byte(nbytes: int) -> None:
     block = block_of(nbytes)
     assert len(block) == nbytes
@@ -31,7 +31,23 @@ def test_a_system_without_huge_pages_gives_ordinary_ones(monkeypatch: pytest.Mon
     monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
     block = block_of(HUGE)
     block[-1] = 1
-    assert address(block) % mmap.PAGESIZE == 0
+    assert "hg" not in mapping_at(address(block))
+
+
+def test_a_kernel_that_refuses_huge_pages_gives_ordinary_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing(mmap.mmap):
+        def madvise(self, *given: int) -> None:
+            raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(mmap, "mmap", Refusing)
+    block = block_of(HUGE, inherited=False)
+    block[-1] = 1
+    assert "hg" not in mapping_at(address(block))
+
+
+def test_a_process_that_is_forked_has_no_copy_of_what_is_not_inherited() -> None:
+    assert "dc" in mapping_at(address(block_of(HUGE, inherited=False)))
+    assert "dc" not in mapping_at(address(block_of(HUGE)))
 
 
 def test_blocks_go_back_to_the_system_with_their_last_view() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,9 @@ from helpers.reading_ways import let_go
 from tensorferry.errors import ReadError
 from tensorferry.storage import direct, file_systems, handle, page_cache
 from tensorferry.storage.base import SupportsUncached
-from tensorferry.storage.direct import SPARE, DirectFile
+from tensorferry.storage.direct import SPARE, DirectFile, Spare
 from tensorferry.storage.joined import JoinedStorage
+from tensorferry.storage.libc import address
 from tensorferry.storage.local import LocalStorage
 
 PAGE = mmap.PAGESIZE
@@ -182,3 +184,30 @@ def test_a_handle_closes_both_of_its_descriptors(storage: LocalStorage) -> None:
     for fd in (opened.fd, found.fd):
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(fd)
+
+
+def test_spare_buffers_are_taken_by_turns() -> None:
+    spare = Spare()
+    first, second, third = (spare.take() for _ in range(3))
+    assert (len(first), len(second)) == (SPARE, SPARE)
+    assert address(first) == address(third)
+    assert abs(address(first) - address(second)) == SPARE
+    assert address(first) % mmap.PAGESIZE == 0
+
+
+def test_the_buffer_that_is_copied_from_is_not_the_next_one_to_be_read_into(
+    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places: list[int] = []
+    read = os.preadv
+
+    def watched(fd: int, buffers: list[memoryview], *rest: int) -> int:
+        places.extend(address(buffer) for buffer in buffers)
+        return read(fd, buffers, *rest)
+
+    monkeypatch.setattr(os, "preadv", watched)
+    for offset in (8, 16):
+        storage.read_uncached("f", offset, [page_aligned(2 * SPARE, lead=0)])
+    assert len(places) > 4
+    assert len(set(places)) == 2
+    assert all(a != b for a, b in pairwise(places))

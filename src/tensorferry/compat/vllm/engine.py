@@ -19,7 +19,7 @@ from vllm.logger import init_logger
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
-from tensorferry.modules.snapshot import Note
+from tensorferry.modules.snapshot import Setting
 from tensorferry.parallel import Agreement, Ranks
 
 __all__ = [
@@ -32,8 +32,8 @@ __all__ = [
     "is_first_rank",
     "loading_for",
     "log",
-    "place",
     "quantizes_while_loading",
+    "ranks",
     "register_model_loader",
     "shared_with_served",
 ]
@@ -64,15 +64,13 @@ def agreement(model_config: Any) -> Agreement:
     Draft models are loaded by the last pipeline stage alone, so only its ranks agree on one.
     """
     group = _group(model_config)
-    if group is None:
-        return Agreement(Ranks())
-    return Agreement(Ranks(group.world_size, group.rank_in_group), group.cpu_group)
+    return Agreement(ranks(model_config), None if group is None else group.cpu_group)
 
 
-def place(model_config: Any) -> tuple[int, int]:
-    """Return which of how many ranks that load this model this one is, counted from 0."""
+def ranks(model_config: Any) -> Ranks:
+    """Return the ranks that load this model, and which of them this one is."""
     group = _group(model_config)
-    return (0, 1) if group is None else (group.rank_in_group, group.world_size)
+    return Ranks() if group is None else Ranks(group.world_size, group.rank_in_group)
 
 
 def exchanged(model_config: Any, told: bytes) -> list[bytes]:
@@ -97,21 +95,22 @@ def is_drafted(model_config: Any) -> bool:
     return served is not None and served is not model_config
 
 
-def shared_with_served(model: nn.Module, model_config: Any, notes: Iterable[Note]) -> dict[str, str]:
+def shared_with_served(model: nn.Module, model_config: Any, settings: Iterable[Setting]) -> dict[str, str]:
     """Return the parameters of a draft model that vLLM takes from the served one, since `model` has found none itself.
 
-    Only EAGLE heads have such, and their loader notes what it has found. An embedding is shared where all is one stage.
+    Only EAGLE heads have such, and their loader sets flags for what it has found. An embedding is shared where all is
+    one stage.
     """
     config = _current_config()
     if not is_drafted(model_config) or getattr(_speculation(config), "method", None) not in _EAGLE:
         return {}
     is_one_stage = config.parallel_config.pipeline_parallel_size == 1
     is_as_wide = config.model_config.get_hidden_size() == model_config.get_hidden_size()
-    noted = {note.attribute: note.value for note in notes if not note.module}
+    flags = {s.attribute: s.value for s in settings if not s.module}
 
     def has_own(layer: str) -> bool:
         flag = f"has_own_{layer}"
-        return bool(noted.get(flag, getattr(model, flag, True)))
+        return bool(flags.get(flag, getattr(model, flag, True)))
 
     prefixes = {
         "lm_head.": has_own("lm_head"),

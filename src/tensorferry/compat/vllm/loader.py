@@ -14,7 +14,7 @@ from torch import nn
 from tensorferry import api
 from tensorferry.checkpoint import Checkpoint
 from tensorferry.compat.vllm import engine
-from tensorferry.compat.vllm.options import in_turn, load_config, options_for
+from tensorferry.compat.vllm.options import load_config, options_for, with_turn
 from tensorferry.compat.vllm.planning import Planned, planned, refuse_misfit, uses_of
 from tensorferry.compat.vllm.quantizing import stream_online
 from tensorferry.compat.vllm.reloading import Needs, needs_of, remember, restored
@@ -98,7 +98,8 @@ class TensorferryLoader(engine.BaseModelLoader):
 
     def _planned(self, model: nn.Module, checkpoint: Checkpoint, model_config: Any) -> Planned:
         shared = partial(engine.shared_with_served, model, model_config)
-        return planned(model, checkpoint, self.config, engine.has_default_scales, shared)
+        config = with_turn(self.config, engine.ranks(model_config))
+        return planned(model, checkpoint, config, engine.has_default_scales, shared)
 
     def _run(self, model: nn.Module, load: Planned, watch: Any) -> Report:
         own = load.own
@@ -106,8 +107,7 @@ class TensorferryLoader(engine.BaseModelLoader):
         return replace(own.account(report), computed=tuple(load.computed), post_processed=())
 
     def _opened(self, model_config: Any, model: nn.Module) -> Checkpoint:
-        sources = sources_of(model_config, model, self._weights(model_config))
-        return open_for(sources, in_turn(self.config, engine.place(model_config)))
+        return open_for(sources_of(model_config, model, self._weights(model_config)), self.config)
 
     def _weights(self, model_config: Any) -> str | None:
         return None if engine.is_drafted(model_config) else self.options.weights

@@ -10,8 +10,9 @@ from typing import Any, cast
 from tensorferry.config import Folders, LoadConfig, LoaderUse, Strategy, options_of
 from tensorferry.errors import ConfigError
 from tensorferry.formats.file_names import LOAD_FORMATS
+from tensorferry.parallel import Ranks
 
-__all__ = ["FORMATS", "VllmOptions", "in_turn", "load_config", "options_for"]
+__all__ = ["FORMATS", "VllmOptions", "load_config", "options_for", "with_turn"]
 
 FORMATS = tuple(name for name in LOAD_FORMATS if name not in ("npcache", "sharded_state", "tensorizer"))
 """What `VllmOptions.format` may be."""
@@ -72,9 +73,11 @@ def load_config(config: Any) -> LoadConfig:
         raise ConfigError(f"model_loader_extra_config: {error}") from None
 
 
-def in_turn(config: LoadConfig, place: tuple[int, int]) -> LoadConfig:
-    """Return the configuration of one of several ranks that load at once, unless it says which it is."""
-    return config if config.read.turn else replace(config, read=replace(config.read, turn=place))
+def with_turn(config: LoadConfig, ranks: Ranks) -> LoadConfig:
+    """Return the configuration of one of several ranks that load at once, unless it says itself which that is."""
+    if config.read.turn or not config.read.shared:
+        return config
+    return replace(config, read=replace(config.read, turn=(ranks.rank, ranks.size)))
 
 
 def _strategy(config: Any) -> Strategy:

@@ -18,7 +18,7 @@ from tensorferry.errors import PlanError, shown
 from tensorferry.loaders.own_loader import SelfLoad, prepare_own
 from tensorferry.loaders.reading import OwnReading
 from tensorferry.modules.finalize import hooked_modules
-from tensorferry.modules.snapshot import Note
+from tensorferry.modules.snapshot import Setting
 from tensorferry.modules.trace import Traced, trace
 from tensorferry.problems import Problem, ProblemKind
 
@@ -48,11 +48,11 @@ def planned(
     checkpoint: Checkpoint,
     config: LoadConfig,
     has_default_scales: HasDefaultScales,
-    shared: Callable[[Collection[Note]], Mapping[str, str]] = lambda notes: {},
+    shared: Callable[[Collection[Setting]], Mapping[str, str]] = lambda settings: {},
 ) -> Planned:
     """Trace the ``load_weights`` of `model` on `model` itself, and return what follows. Touches nothing.
 
-    shared: returns what is taken from another model later, with the reason; told what the model's loader has noted.
+    shared: returns what is taken from another model later, with the reason; told what the model's loader has set.
     Raises PlanError where the loader fails, as it would when half of the model is filled; all else that does not fit
     is for `refuse_misfit`.
     """
@@ -61,7 +61,7 @@ def planned(
     own = prepare_own(model, checkpoint, config, strict, OwnReading(config))
     if own.traced.failed:
         raise _refused(model, checkpoint, own.traced, left)
-    left |= shared(own.traced.notes)
+    left |= shared(own.traced.settings)
     filled = set(own.traced.opaque) | {step.parameter for step in own.traced.plan.steps}
     plan = _settled(model, own.prepared.plan, left)
     # vLLM runs the hooks itself, in its own order.

@@ -39,7 +39,7 @@ def host_memory(pin: Callable[[torch.Tensor], Callable[[], None]]) -> Make:
     """Return what makes blocks of the CPU's memory, mapped for the purpose and pinned."""
 
     def make(nbytes: int) -> Block:
-        memory = torch.frombuffer(block_of(nbytes), dtype=torch.uint8)
+        memory = torch.frombuffer(block_of(nbytes, inherited=False), dtype=torch.uint8)
         return Block(memory, pin(memory))
 
     return make
