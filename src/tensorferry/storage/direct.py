@@ -17,6 +17,7 @@ from typing import NamedTuple
 from tensorferry.storage.blocks import block_of
 from tensorferry.storage.file_systems import file_system_of
 from tensorferry.storage.libc import address, libc
+from tensorferry.storage.touching import touch
 
 __all__ = ["SPARE", "DirectFile", "Filled", "Spare", "fill", "open_direct"]
 
@@ -181,6 +182,7 @@ def _hand_out(group: list[_Run], spare: memoryview, pieces: _Pieces, offset: int
         first, last = max(run.start, offset), min(run.stop, end)
         for into in pieces.between(first, last):
             at = used + first - run.start
+            touch(into)
             _copy(into, spare[at : at + len(into)])
             first += len(into)
             copied += len(into)

@@ -9,11 +9,12 @@ from functools import cache
 
 from tensorferry.storage.libc import address, libc
 
-__all__ = ["PIECE", "in_touched_pieces"]
+__all__ = ["PIECE", "in_touched_pieces", "touch"]
 
 PIECE = 1 << 20
 """Bytes that are touched and filled at a time: they are still in the processor's cache when they are filled."""
 
+_PAYS = 128 << 10
 _POPULATE_WRITE = 23  # Linux's MADV_POPULATE_WRITE, which Pythons do not name
 _PAGE = mmap.PAGESIZE
 
@@ -32,6 +33,12 @@ def in_touched_pieces(view: memoryview) -> Iterator[memoryview]:
         piece = view[first : first + PIECE]
         _touch(piece)
         yield piece
+
+
+def touch(view: memoryview) -> None:
+    """Give `view` its pages, if nobody has touched its memory yet and it is long enough for that to pay."""
+    if len(view) >= _PAYS and _is_untouched(view):
+        _touch(view)
 
 
 def _is_untouched(view: memoryview) -> bool:

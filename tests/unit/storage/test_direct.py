@@ -12,7 +12,7 @@ import pytest
 
 from helpers.reading_ways import let_go
 from tensorferry.errors import ReadError
-from tensorferry.storage import direct, file_systems, handle, page_cache
+from tensorferry.storage import direct, file_systems, handle, page_cache, touching
 from tensorferry.storage.base import SupportsUncached
 from tensorferry.storage.direct import SPARE, DirectFile, Spare
 from tensorferry.storage.joined import JoinedStorage
@@ -211,3 +211,18 @@ def test_the_buffer_that_is_copied_from_is_not_the_next_one_to_be_read_into(
     assert len(places) > 4
     assert len(set(places)) == 2
     assert all(a != b for a, b in pairwise(places))
+
+
+def test_new_memory_has_its_pages_before_bytes_are_copied_there(
+    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths: list[int] = []
+    monkeypatch.setattr(touching, "_touch", lambda view: lengths.append(len(view)))
+    out = page_aligned(2 * SPARE, lead=8)
+    storage.read_uncached("f", 1000, [out])
+    if touching._knows_populate():
+        assert len(out) - 4096 <= sum(lengths) <= len(out)  # but for what a block at the end has of it
+    lengths.clear()
+    storage.read_uncached("f", 1000, [out])
+    assert lengths == []
+    assert out == DATA[1000 : 1000 + 2 * SPARE]
