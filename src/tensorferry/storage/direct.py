@@ -1,7 +1,8 @@
 """Reading past the page cache (O_DIRECT): whether a file can be read so, whether that pays, and how it is done.
 
-The kernel wants offsets, lengths and addresses that are multiples of the device's blocks. What of a buffer lies on the
-same address modulo a block as in the file is read there; its ends, and all of other buffers, go through spare ones.
+The kernel wants offsets and lengths that are multiples of the device's blocks, and addresses that are multiples of
+those, too, or of as little as 4. What of a buffer lies on such an address where a block of the file begins is read
+there; its ends, and all of other buffers, go through spare ones.
 """
 
 from __future__ import annotations
@@ -32,12 +33,13 @@ _STATX_DIOALIGN, _AT_EMPTY_PATH = 0x2000, 0x1000
 class DirectFile(NamedTuple):
     """A file that was opened again to be read directly.
 
-    fd: -1 where it cannot be. block: what offsets, lengths and addresses are multiples of. why: in a word or two, what
-    speaks against it; empty where it pays on a cold file.
+    fd: -1 where it cannot be. block: what offsets and lengths are multiples of. memory: what addresses are multiples
+    of. why: in a word or two, what speaks against it; empty where it pays on a cold file.
     """
 
     fd: int
     block: int
+    memory: int
     why: str
 
 
@@ -76,23 +78,24 @@ def open_direct(fd: int) -> DirectFile:
     """Open the file of `fd` once more, for direct reads. Raises OSError only where descriptors have run out."""
     flag = getattr(os, "O_DIRECT", 0)
     if not flag:
-        return DirectFile(-1, 0, "no direct reads on this system")
+        return DirectFile(-1, 0, 0, "no direct reads on this system")
     system = file_system_of(fd)
-    block = _block(fd)
-    if block == 0:
-        return DirectFile(-1, 0, f"{system.name} has no direct reads")
+    told = _alignments(fd)
+    if told == (0, 0):
+        return DirectFile(-1, 0, 0, f"{system.name} has no direct reads")
     try:
         again = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC | flag)
     except FileNotFoundError:
-        return DirectFile(-1, 0, "no /proc to open files again by")
+        return DirectFile(-1, 0, 0, "no /proc to open files again by")
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise
-        return DirectFile(-1, 0, f"{system.name} refuses direct reads ({error.strerror})")
-    if block is None and not _can_read(again):
+        return DirectFile(-1, 0, 0, f"{system.name} refuses direct reads ({error.strerror})")
+    if told is None and not _can_read(again):
         os.close(again)
-        return DirectFile(-1, 0, f"{system.name} has no direct reads")
-    return DirectFile(again, block or _LARGEST_BLOCK, "" if system.where == "disk" else system.name)
+        return DirectFile(-1, 0, 0, f"{system.name} has no direct reads")
+    block, memory = told or (_LARGEST_BLOCK, _LARGEST_BLOCK)
+    return DirectFile(again, block, memory, "" if system.where == "disk" else system.name)
 
 
 def fill(file: DirectFile, offset: int, views: Sequence[memoryview], spare: Spare) -> Filled:
@@ -102,7 +105,7 @@ def fill(file: DirectFile, offset: int, views: Sequence[memoryview], spare: Spar
     """
     wanted = sum(map(len, views))
     stop = offset + wanted
-    straight, copied, at = _straight(file.block, offset, views), 0, offset
+    straight, copied, at = _straight(file, offset, views), 0, offset
     pieces = _Pieces(views, offset)
     for group in _groups(_runs(file.block, offset, stop, straight)):
         buffer = spare.take()
@@ -114,11 +117,12 @@ def fill(file: DirectFile, offset: int, views: Sequence[memoryview], spare: Spar
     return Filled(max(at - offset, 0), copied)
 
 
-def _straight(block: int, offset: int, views: Sequence[memoryview]) -> Iterator[_Run]:
+def _straight(file: DirectFile, offset: int, views: Sequence[memoryview]) -> Iterator[_Run]:
     """Yield the whole blocks that can be read where they belong."""
+    block = file.block
     for view in views:
         first, last = -(-offset // block) * block, (offset + len(view)) // block * block
-        if first < last and (address(view) - offset) % block == 0:
+        if first < last and (address(view) + first - offset) % file.memory == 0:
             yield _Run(first, last, view[first - offset : last - offset])
         offset += len(view)
 
@@ -216,15 +220,19 @@ def _copy(into: memoryview, data: memoryview) -> None:
     ctypes.memmove(address(into), address(data), len(into))  # other than a slice, it lets other threads run
 
 
-def _block(fd: int) -> int | None:
-    """Return what direct reads of a file are aligned to, 0 where it has none, None where the kernel does not say."""
+def _alignments(fd: int) -> tuple[int, int] | None:
+    """Return what offsets and what addresses of direct reads of a file are multiples of.
+
+    (0, 0) where it has none, None where the kernel does not say. Disks of the NVMe kind take any address that is a
+    multiple of 4, so that nothing need lie in memory as it does on the disk; most others want whole blocks there, too.
+    """
     library, told = libc("statx"), ctypes.create_string_buffer(256)
     if library is None or library.statx(fd, b"", _AT_EMPTY_PATH, _STATX_DIOALIGN, told):
         return None
     mask, memory, offset = (struct.unpack_from("=I", told, at)[0] for at in (0, 152, 156))
     if not mask & _STATX_DIOALIGN:
         return None
-    return max(memory, offset, 512) if offset else 0
+    return (max(offset, memory, 512), max(memory, 1)) if offset else (0, 0)
 
 
 def _can_read(fd: int) -> bool:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import mmap
 import os
+import struct
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -138,7 +140,7 @@ def test_what_is_cached_is_seen_without_the_call_for_it(storage: LocalStorage, m
 
 def test_a_file_in_memory_has_no_direct_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "f").write_bytes(DATA)
-    monkeypatch.setattr(direct, "_block", lambda fd: 0)
+    monkeypatch.setattr(direct, "_alignments", lambda fd: (0, 0))
     monkeypatch.setattr(file_systems, "_magic", lambda fd: 0x01021994)
     with LocalStorage(tmp_path) as storage:
         assert storage.uncached("f") == (False, "tmpfs has no direct reads")
@@ -226,3 +228,50 @@ def test_new_memory_has_its_pages_before_bytes_are_copied_there(
     storage.read_uncached("f", 1000, [out])
     assert lengths == []
     assert out == DATA[1000 : 1000 + 2 * SPARE]
+
+
+@pytest.mark.parametrize("lead", [0, 8, 504, 1000])
+@pytest.mark.parametrize("offset", [8, 1000, 4096])
+def test_where_a_disk_takes_any_address_bytes_go_straight_to_where_they_belong(
+    storage: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offset: int, lead: int
+) -> None:
+    read = os.preadv
+
+    def lenient(fd: int, buffers: list[memoryview], at: int) -> int:
+        """Read as a disk does that wants blocks of 512 bytes, and addresses that are multiples of 8."""
+        lengths = [len(buffer) for buffer in buffers]
+        assert at % 512 == 0
+        assert all(n % 512 == 0 and address(buffer) % 8 == 0 for n, buffer in zip(lengths, buffers, strict=True))
+        block = page_aligned(sum(lengths))
+        got, done = read(fd, [block], at), 0
+        for buffer in buffers:
+            part = block[done : min(done + len(buffer), got)]
+            buffer[: len(part)] = part
+            done += len(part)
+        return got
+
+    monkeypatch.setattr(direct, "_alignments", lambda fd: (512, 8))
+    monkeypatch.setattr(os, "preadv", lenient)
+    out = page_aligned(2 * SPARE + 40, lead=lead)
+    with LocalStorage(tmp_path) as opened:
+        copied = opened.read_uncached("f", offset, [out])
+    assert out == DATA[offset : offset + 2 * SPARE + 40]
+    assert copied is not None
+    assert copied < 1024  # the ends that are no whole blocks
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [((4, 512), (512, 4)), ((512, 4096), (4096, 512)), ((4096, 512), (4096, 4096)), ((0, 0), (0, 0))],
+)
+def test_what_the_kernel_tells_of_alignment(
+    told: tuple[int, int], expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Library:
+        def statx(self, fd: int, path: bytes, flags: int, mask: int, out: Any) -> int:
+            for at, value in ((0, mask), (152, told[0]), (156, told[1])):
+                struct.pack_into("=I", out, at, value)
+            return 0
+
+    monkeypatch.setattr(direct, "libc", lambda *needed: Library())
+    assert direct._alignments(0) == expected
