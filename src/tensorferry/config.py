@@ -50,7 +50,7 @@ _T = TypeVar("_T")
 def _told(name: str, otherwise: int) -> int:
     """Return a number that torchrun and others like it put into the environment, or `otherwise` where they did not."""
     told = os.environ.get(name, "")
-    return int(told) if told.isdecimal() else otherwise
+    return int(told) if told.isdecimal() and len(told) < 10 else otherwise
 
 
 class _Suited(int):
@@ -154,7 +154,7 @@ class ReadOptions:
     def is_shared(self) -> bool:
         """Whether other ranks on this machine are taken to read the same files; see `shared`."""
         if self.shared is None:
-            return self.turn is not None or _told("LOCAL_WORLD_SIZE", 1) > 1
+            return (self.turn or (0, _told("LOCAL_WORLD_SIZE", 1)))[1] > 1
         return self.shared
 
     @property

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from enum import Enum
+from itertools import chain
+from operator import is_
 from typing import Any, TypeGuard
 
 import torch
@@ -16,23 +18,28 @@ from tensorferry.modules.describe import places
 __all__ = ["Setting", "Snapshot", "attribute_tensors"]
 
 _SIMPLE = (bool, int, float, complex, str, bytes, Enum, torch.dtype, torch.Size)
+_DEEPEST = 20
 _OWN = frozenset(name for name, value in vars(nn.Module()).items() if type(value) in (dict, list, set))
 """Where every module keeps its parts, hooks and the like."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value without tensors in it that was set as `attribute` of the module that is called `module` from the root."""
+    """A value without tensors in it that was set as `attribute` of the module that is called `module` from the root.
+
+    is_same: whether it is a container that was there before, whose contents are others.
+    """
 
     module: str
     attribute: str
     value: Any
+    is_same: bool = False
 
     def put_on(self, model: nn.Module) -> None:
-        """Set the attribute of that module of `model`; a container that is there keeps its identity."""
+        """Set the attribute of that module of `model`, or fill the container that is there; raises what that raises."""
         module = model.get_submodule(self.module)
         held = vars(module).get(self.attribute)
-        if _is_plain(held) and type(held) is type(self.value):
+        if self.is_same and type(held) is type(self.value):
             _refill(held, self.value)
         else:
             setattr(module, self.attribute, _copied(self.value))
@@ -61,17 +68,26 @@ class Snapshot:
     def settings(self) -> tuple[Setting, ...]:
         """Return the numbers, strings and the like, and plain containers of such, that modules have got since."""
         return tuple(
-            Setting(path, name, _copied(value))
+            Setting(path, name, _copied(value), saved.get(name) is value)
             for (path, module), (_, saved, containers) in zip(self._modules.items(), self._saved, strict=False)
             for name, value in vars(module).items()
-            if name not in _OWN and _is_simple(value) and _differs(value, name, saved, containers)
+            if name not in _OWN and _differs(value, name, saved, containers) and _is_simple(value)
         )
 
 
 def _differs(value: Any, name: str, saved: dict[str, Any], containers: list[tuple[Any, Any]]) -> bool:
     if name not in saved or saved[name] is not value:
         return True
-    return any(c is value and not (_is_simple(items) and c == items) for c, items in containers)
+    return any(c is value and not _is_equal(c, items) for c, items in containers)
+
+
+def _is_equal(container: Any, items: Any) -> bool:
+    """Whether a container has the same objects as its copy, in the same order where it has one."""
+    if isinstance(container, set):
+        return bool(container == items)
+    if isinstance(container, dict) and not all(map(is_, container.values(), items.values())):
+        return False
+    return len(container) == len(items) and all(map(is_, container, items))
 
 
 def attribute_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -96,12 +112,12 @@ def _is_plain(value: Any) -> bool:
     return type(value) in (dict, list, set)
 
 
-def _is_simple(value: Any) -> bool:
-    if type(value) in (tuple, frozenset, list, set):
-        return all(map(_is_simple, value))
-    if type(value) is dict:
-        return all(_is_simple(k) and _is_simple(v) for k, v in value.items())
-    return value is None or isinstance(value, _SIMPLE)
+def _is_simple(value: Any, depth: int = _DEEPEST) -> bool:
+    """Whether a value is such that a loader which had tensors with values would have set the same."""
+    if type(value) in (tuple, frozenset, list, set, dict):
+        inner = chain(value, value.values()) if isinstance(value, dict) else value
+        return depth > 0 and all(_is_simple(item, depth - 1) for item in inner)
+    return value is None or (isinstance(value, _SIMPLE) and value != "meta")  # what stand-ins say of their device
 
 
 def _copied(value: Any) -> Any:

@@ -66,9 +66,13 @@ class Traced:
     settings: tuple[Setting, ...] = ()
 
     def settle(self, model: nn.Module) -> None:
-        """Set on the modules of `model` what the loader set when it was traced."""
+        """Set on the modules of `model` what the loader set when it was traced; what cannot be set again is logged."""
         for setting in self.settings:
-            setting.put_on(model)
+            try:
+                setting.put_on(model)
+            except Exception as error:  # noqa: BLE001 - whatever a module's own `__setattr__` raises
+                where = f"{setting.module}.{setting.attribute}".lstrip(".")
+                _log.warning("%s, which the model's loader set, could not be set again: %s", where, error)
 
 
 @collector_paused()

@@ -13,31 +13,21 @@ HUGE = 2 << 20
 """Bytes of a huge page, where they have the size that most systems give them."""
 
 
-def block_of(nbytes: int, *, inherited: bool = True) -> memoryview:
+def block_of(nbytes: int) -> memoryview:
     """Return fresh private memory on a page of its own, which goes back to the system with the last view of it.
 
     It lies on huge pages, if the system has any to give, but for an end that would not fill one. A direct read hands
     each page of its memory to the disk, and disks take so many in one request: with pages of 4 KiB, a virtual one was
     half as fast.
-
-    inherited: whether a process that is forked has a copy. A device that writes to pages, or reads them, by their
-    places in the machine would have to be told of those that are moved for one.
     """
     whole = nbytes // HUGE * HUGE
     memory = _mapped(nbytes + HUGE - mmap.PAGESIZE if whole else nbytes)
     lead = -address(memoryview(memory)) % HUGE if whole else 0
-    if whole:
-        _advise(memory, "MADV_HUGEPAGE", lead, whole)
-    if not inherited:
-        _advise(memory, "MADV_DONTFORK", 0, len(memory))
+    if whole and hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE, lead, whole)
     return memoryview(memory)[lead : lead + nbytes]
 
 
 def _mapped(nbytes: int) -> mmap.mmap:
     return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-
-
-def _advise(memory: mmap.mmap, advice: str, start: int, length: int) -> None:
-    if hasattr(mmap, advice):
-        with suppress(OSError):  # a kernel that does not know it
-            memory.madvise(getattr(mmap, advice), start, length)

@@ -177,6 +177,11 @@ def test_ranks_that_torchrun_starts_share_files(
     assert ThreadedExecutor.of(ReadOptions(shared=given)).shared is expected
 
 
+def test_a_rank_that_has_its_turn_shares_files_unless_it_is_alone() -> None:
+    assert ReadOptions(turn=(1, 2)).is_shared
+    assert not ReadOptions(turn=(0, 1)).is_shared
+
+
 @pytest.mark.parametrize(("columns", "expected"), [(4, {0}), (7, set())])
 def test_a_read_is_shared_where_a_good_part_of_it_is_not_needed(columns: int, expected: set[int]) -> None:
     entry, part = entry_of("w", (4, 8)), columns_of((4, 8), 0, columns)
@@ -212,6 +217,7 @@ def test_of_many_reads_eight_are_looked_at() -> None:
         ({}, "1", (1, 4)),
         ({}, "4", (0, 1)),
         ({}, "one", (0, 4)),
+        ({}, "1" * 5000, (0, 4)),
         ({"turn": [2, 3]}, "1", (2, 3)),
         ({"shared": True, "turn": (2, 3)}, None, (2, 3)),
         ({"shared": True}, None, (0, 1)),

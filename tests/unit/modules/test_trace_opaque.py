@@ -422,6 +422,53 @@ def test_shapes_and_members_of_enumerations_are_noted(folder: Path) -> None:
     assert setting.value["shape"] == torch.Size(SHAPES["norm"])
 
 
+def test_what_stand_ins_say_of_their_device_is_not_noted(folder: Path) -> None:
+    def each(model: Model, parameters: dict[str, torch.Tensor], name: str, weight: torch.Tensor) -> None:
+        model.flags = [str(weight.device)]  # type: ignore[assignment]
+        plainly(model, parameters, name, weight)
+
+    model = Model(each)
+    assert traced_of(folder, lambda: model).settings == ()
+
+
+def test_a_list_that_the_loader_puts_in_the_place_of_another_leaves_that_one_as_it_is(folder: Path) -> None:
+    def each(model: Model, parameters: dict[str, torch.Tensor], name: str, weight: torch.Tensor) -> None:
+        model.flags = [name]  # type: ignore[assignment]
+        plainly(model, parameters, name, weight)
+
+    model = Model(each)
+    model.flags = before = ["there"]  # type: ignore[assignment]
+    stream_opaque(model, traced_of(folder, lambda: model), ())
+    assert model.flags == ["norm"]
+    assert before == ["there"]
+
+
+def test_what_cannot_be_set_again_is_logged_and_the_model_is_loaded(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def each(model: Model, parameters: dict[str, torch.Tensor], name: str, weight: torch.Tensor) -> None:
+        if "scale" in model._buffers:
+            del model._buffers["scale"]
+        model.scale = 2.0  # type: ignore[assignment]
+        plainly(model, parameters, name, weight)
+
+    model = Model(each)
+    model.register_buffer("scale", torch.ones(()), persistent=False)
+    load_by_its_loader(folder, model)
+    assert "scale, which the model's loader set, could not be set again: cannot assign 'float'" in caplog.text
+
+
+def test_containers_that_hold_themselves_or_are_deep_are_let_be(folder: Path) -> None:
+    model = Model(plainly)
+    ring: dict[str, object] = {}
+    ring["self"] = [ring]
+    deep: list[object] = []
+    for _ in range(2000):
+        deep = [deep]
+    model.ring, model.deep = ring, deep  # type: ignore[assignment]
+    assert traced_of(folder, lambda: model).settings == ()
+
+
 def test_what_held_tensors_and_holds_names_then_is_noted(folder: Path) -> None:
     def each(model: Model, parameters: dict[str, torch.Tensor], name: str, weight: torch.Tensor) -> None:
         model.flags[0] = name  # type: ignore[index]

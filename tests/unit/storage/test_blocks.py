@@ -40,14 +40,9 @@ def test_a_kernel_that_refuses_huge_pages_gives_ordinary_ones(monkeypatch: pytes
             raise OSError(22, "Invalid argument")
 
     monkeypatch.setattr(mmap, "mmap", Refusing)
-    block = block_of(HUGE, inherited=False)
+    block = block_of(HUGE)
     block[-1] = 1
     assert "hg" not in mapping_at(address(block))
-
-
-def test_a_process_that_is_forked_has_no_copy_of_what_is_not_inherited() -> None:
-    assert "dc" in mapping_at(address(block_of(HUGE, inherited=False)))
-    assert "dc" not in mapping_at(address(block_of(HUGE)))
 
 
 def test_blocks_go_back_to_the_system_with_their_last_view() -> None:

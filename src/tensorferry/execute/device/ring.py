@@ -12,7 +12,6 @@ from typing import NamedTuple
 import torch
 
 from tensorferry.execute.device.streams import Event
-from tensorferry.storage.blocks import block_of
 
 __all__ = ["Block", "Make", "Ring", "host_memory"]
 
@@ -39,7 +38,7 @@ def host_memory(pin: Callable[[torch.Tensor], Callable[[], None]]) -> Make:
     """Return what makes blocks of the CPU's memory, mapped for the purpose and pinned."""
 
     def make(nbytes: int) -> Block:
-        memory = torch.frombuffer(block_of(nbytes, inherited=False), dtype=torch.uint8)
+        memory = torch.frombuffer(mmap.mmap(-1, nbytes), dtype=torch.uint8)
         return Block(memory, pin(memory))
 
     return make
