@@ -424,7 +424,7 @@ def test_shapes_and_members_of_enumerations_are_noted(folder: Path) -> None:
 
 def test_what_stand_ins_say_of_their_device_is_not_noted(folder: Path) -> None:
     def each(model: Model, parameters: dict[str, torch.Tensor], name: str, weight: torch.Tensor) -> None:
-        model.flags = [str(weight.device)]  # type: ignore[assignment]
+        model.flags = [str(weight.device)]
         plainly(model, parameters, name, weight)
 
     model = Model(each)
@@ -433,11 +433,11 @@ def test_what_stand_ins_say_of_their_device_is_not_noted(folder: Path) -> None:
 
 def test_a_list_that_the_loader_puts_in_the_place_of_another_leaves_that_one_as_it_is(folder: Path) -> None:
     def each(model: Model, parameters: dict[str, torch.Tensor], name: str, weight: torch.Tensor) -> None:
-        model.flags = [name]  # type: ignore[assignment]
+        model.flags = [name]
         plainly(model, parameters, name, weight)
 
     model = Model(each)
-    model.flags = before = ["there"]  # type: ignore[assignment]
+    model.flags = before = ["there"]
     stream_opaque(model, traced_of(folder, lambda: model), ())
     assert model.flags == ["norm"]
     assert before == ["there"]
