@@ -15,6 +15,7 @@ PIECE = 1 << 20
 """Bytes that are touched and filled at a time: they are still in the processor's cache when they are filled."""
 
 _PAYS = 128 << 10
+"""Bytes from which on a look at memory and a call for its pages take less than the faults that they spare."""
 _POPULATE_WRITE = 23  # Linux's MADV_POPULATE_WRITE, which Pythons do not name
 _PAGE = mmap.PAGESIZE
 
