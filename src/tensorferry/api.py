@@ -39,7 +39,7 @@ from tensorferry.report import Report
 from tensorferry.timing import timed
 from tensorferry.verify import verify_files
 
-__all__ = ["Prepared", "load", "opened", "plan", "prepare", "refuse_misfit", "run"]
+__all__ = ["Prepared", "load", "opened", "plan", "prepare", "refuse_misfit", "run", "scheduled"]
 
 logger = logging.getLogger(__name__)
 
@@ -116,11 +116,13 @@ def run(
     watch: Callable[[], None] = lambda: None,
     memory: Callable[..., Materialized] = Materialized,
     processed: Callable[[nn.Module], None] = lambda module: None,
+    schedule: Schedule | None = None,
 ) -> Report:
     """Do what was planned: materialize, move the bytes, finalize; return the report.
 
     watch: called whenever a parameter is whole; what it raises ends the load. memory: what says where values go, of
-    the arguments of `Materialized`. processed: called with each module that has just been post-processed.
+    the arguments of `Materialized`. processed: called with each module that has just been post-processed. schedule:
+    what `scheduled` has returned, where that was asked for before.
 
     Raises PlanError, and ConfigError for a `device` to which nothing would go, before anything is touched; ReadError
     and FinalizeError afterwards.
@@ -134,7 +136,8 @@ def run(
         parameters = _memory(model, prepared, settled, memory)
         refuse_unwritable(made, parameters.hanging)
         mapped = _mapped(prepared, parameters)
-        schedule = _lowered(_without(made, mapped), options)
+        if schedule is None or mapped:
+            schedule = _lowered(_without(made, mapped), options)
         expected = {s.parameter for s in made.steps}
         completion = Completion(model, prepared.target, expected, done=prepared.processed, then=processed)
 
@@ -163,6 +166,12 @@ def run(
         logger.warning("%s: %s", where, shown(warning, 1000))
     logger.info("loaded %s in %.2f s", where, sum(report.seconds.values()))
     return report
+
+
+def scheduled(prepared: Prepared) -> Schedule:
+    """Return in which order which bytes will be read, if no parameter is mapped. Touches nothing."""
+    with collector_paused():
+        return _lowered(prepared.plan, prepared.checkpoint.options)
 
 
 def _paused_for_little(checkpoint: Checkpoint) -> AbstractContextManager[None]:

@@ -74,6 +74,8 @@ class ReadOptions:
     quarter or more go through the page cache, for the disk to give them once. None: where torchrun started several.
     turn: which of how many ranks that share files this one is, counted from 0: by strategy "lazy" each begins to read
     elsewhere, so that the disk gives one what the others will find in the cache. None: what torchrun says.
+    exchange: whether ranks that share files and need parts of the same rows each read some of these and hand them on,
+    rather than have the page cache do that. Where loaders can arrange it: that of vLLM does.
     mapped: whether parameters on meta become views of the mapped files, where their bytes lie there just as they are
     wanted. That takes milliseconds and shares memory between processes, but the file must not change while they are in
     use, and a file that is cut short kills the process. What is written to them stays in this process.
@@ -95,6 +97,7 @@ class ReadOptions:
     keep_cache: bool = True
     shared: bool | None = None
     turn: tuple[int, int] | None = None
+    exchange: bool = True
     mapped: bool = False
     huge_pages: bool = False
     pinned: bool = True
@@ -110,7 +113,7 @@ class ReadOptions:
                 raise ConfigError(f"{name} must be a number, not {value!r}")
         expect_one_of("direct", self.direct, get_args(Direct))
         expect_one_of("gpu_direct", self.gpu_direct, get_args(Direct))
-        for name in ("keep_cache", "mapped", "huge_pages", "pinned"):
+        for name in ("keep_cache", "exchange", "mapped", "huge_pages", "pinned"):
             expect(name, getattr(self, name), bool, "true or false")
         expect("shared", self.shared or False, bool, "true, false or null")
         self._refuse_turn()

@@ -3,19 +3,29 @@ copied, cast, or some columns are taken out of it. Arithmetic on schedules; noth
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Container, Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 from tensorferry.core.boxes import Box
 from tensorferry.core.plan import Plan
 from tensorferry.core.schedule import Batch, Piece, Read, Task
 
-__all__ = ["Strip", "read_in_strips", "strips"]
+__all__ = ["Part", "Strip", "parts_of", "row_of", "strips"]
 
 _STRIP = 2 << 20
 """Bytes of a strip at least, and less than twice as many at most, where rows are shorter than that; else a row. Shorter
 ones are copied more slowly, and longer ones do not stay in the cache."""
+_PART = 256 << 10
+"""Bytes that the parts of a read have at least, on average: each of them is read by itself then."""
+
+
+class Part(NamedTuple):
+    """What one task takes of a read: `length` bytes from `start` of it. task: its number in the batch."""
+
+    task: int
+    start: int
+    length: int
 
 
 class Strip(NamedTuple):
@@ -26,36 +36,56 @@ class Strip(NamedTuple):
     piece: Piece
 
 
-def read_in_strips(plan: Plan, batch: Batch, direct: Container[int]) -> dict[int, int]:
-    """Return the reads that can be done in strips and are long enough, with the number of the one task of each.
+def parts_of(
+    plan: Plan, batch: Batch, direct: Container[int] = (), *, least: int = 2 * _STRIP
+) -> dict[int, tuple[Part, ...]]:
+    """Return the reads that can be done in strips and have `least` bytes, with what their tasks take of each, in order.
 
-    direct: the reads that need not be copied on. Left out is what is computed of whole inputs, and reads that bring
-    anything else beside.
+    direct: the reads that need not be copied on. Left out is what is computed of whole inputs, and what tasks take that
+    do not have all of it from one read.
     """
-    users = Counter(piece.read for task in batch.tasks for part in task.inputs for piece in part.pieces)
-    found: dict[int, int] = {}
+    found: dict[int, list[Part]] = {n: [] for n, r in enumerate(batch.reads) if n not in direct and r.length >= least}
+    if not found:
+        return {}
     for number, task in enumerate(batch.tasks):
-        if len(task.inputs) != 1 or len(task.inputs[0].pieces) != 1 or plan.steps[task.step].via is not None:
-            continue
-        (piece,) = task.inputs[0].pieces
-        read, unit = batch.reads[piece.read], _unit(plan, task)
-        alone = users[piece.read] == 1 and piece.read not in direct
-        if alone and 2 * _STRIP <= read.length == _extent(piece) * unit and read.times == 1 and _falling(piece):
-            found[piece.read] = number
-    return found
+        pieces = [piece for part in task.inputs for piece in part.pieces if piece.read in found]
+        for piece in pieces:
+            simple = len(task.inputs) == len(task.inputs[0].pieces) == 1 and plan.steps[task.step].via is None
+            if simple and _falling(piece):
+                found[piece.read].append(Part(number, piece.offset, _extent(piece) * _unit(plan, task)))
+            else:
+                found.pop(piece.read, None)
+    return {n: parts for n, of in found.items() if (parts := _in_a_row(of, batch.reads[n]))}
 
 
-def strips(plan: Plan, read: Read, task: Task) -> Iterator[Strip]:
-    """Cut a read that is done in strips; together they bring the same bytes, each of them once."""
-    ((piece,),) = (part.pieces for part in task.inputs)
-    dim = next(d for d, n in enumerate(piece.box.shape) if n > 1)
-    row = piece.strides[dim] * _unit(plan, task)
+def strips(plan: Plan, task: Task, part: Part) -> Iterator[Strip]:
+    """Cut what a task takes of a read that is done in strips; together they bring the same bytes, each of them once."""
+    ((piece,),) = (given.pieces for given in task.inputs)
+    dim, row = _falling_dim(piece), row_of(plan, task)
     rows, first, last = piece.box.shape[dim], piece.box.start[dim], piece.box.stop[dim]
-    each = -(-rows // (read.length // _STRIP))
+    each = -(-rows // max(part.length // _STRIP, 1))
     for at in range(first, last, each):
         stop, begin = min(at + each, last), (at - first) * row
-        length = read.length - begin if stop == last else (stop - at) * row
-        yield Strip(begin, length, piece._replace(box=_narrowed(piece.box, dim, at, stop)))
+        length = part.length - begin if stop == last else (stop - at) * row
+        yield Strip(part.start + begin, length, piece._replace(offset=0, box=_narrowed(piece.box, dim, at, stop)))
+
+
+def row_of(plan: Plan, task: Task) -> int:
+    """Return the bytes from one row to the next of what a task takes of a read that is done in strips."""
+    ((piece,),) = (part.pieces for part in task.inputs)
+    return piece.strides[_falling_dim(piece)] * _unit(plan, task)
+
+
+def _in_a_row(parts: list[Part], read: Read) -> tuple[Part, ...]:
+    """Return `parts` in the order in which they lie; empty where they overlap, or are too small to be read alone."""
+    parts = sorted(parts, key=lambda part: part.start)
+    apart = all(one.start + one.length <= two.start for one, two in pairwise(parts))
+    return tuple(parts) if apart and read.times == 1 and read.length >= _PART * len(parts) else ()
+
+
+def _falling_dim(piece: Piece) -> int:
+    """Return the outermost dimension along which a piece has several rows; the first where there is but one element."""
+    return next((d for d, n in enumerate(piece.box.shape) if n > 1), 0)
 
 
 def _unit(plan: Plan, task: Task) -> int:
@@ -64,9 +94,7 @@ def _unit(plan: Plan, task: Task) -> int:
 
 
 def _extent(piece: Piece) -> int:
-    """Return how many blocks there are from the first to the last of a piece; 0 where it does not begin its read."""
-    if piece.offset:
-        return 0
+    """Return how many blocks there are from the first to the last of a piece."""
     return 1 + sum((n - 1) * s for n, s in zip(piece.box.shape, piece.strides, strict=True))
 
 

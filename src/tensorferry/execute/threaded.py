@@ -25,14 +25,14 @@ from tensorferry.core.steps import is_packed
 from tensorferry.execute.base import Counters, OnReady, Parameters, Remaining
 from tensorferry.execute.blame import entries_of, reading_for
 from tensorferry.execute.device import DeviceExecutor, any_on_devices
-from tensorferry.execute.placing import in_place, landing, perform
+from tensorferry.execute.exchange import Exchange
+from tensorferry.execute.in_strips import Cut, InStrips
+from tensorferry.execute.placing import in_place, perform
 from tensorferry.execute.pool import PATIENCE, Readers
 from tensorferry.execute.staging import Staging
-from tensorferry.execute.strips import Strip, read_in_strips, strips
 from tensorferry.execute.ways import Ways, reads_in_part
 from tensorferry.numerics.dequantize import foresee
 from tensorferry.numerics.memory import bytes_of, return_free_memory
-from tensorferry.numerics.threads import alone
 from tensorferry.progress import SILENT, Progress
 from tensorferry.storage.base import Storage
 from tensorferry.storage.gpu_direct import Use
@@ -52,7 +52,7 @@ class ThreadedExecutor:
     pinned: leave parameters on GPUs to a `DeviceExecutor`, which stages in pinned memory. gpu_direct: its option.
     direct, keep_cache, shared: as in `ReadOptions`. turn: `ReadOptions.settled_turn`. copiers: how many threads there
     are at most where nearly all that is read lies in the page cache, so that nobody waits for a disk; None for
-    `threads`.
+    `threads`. exchange: what other ranks read for this one, and it for them; ended early where there is no use for it.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class ThreadedExecutor:
         keep_cache: bool = True,
         shared: bool = False,
         turn: tuple[int, int] = (0, 1),
+        exchange: Exchange | None = None,
     ) -> None:
         self.threads = threads
         self.copiers = threads if copiers is None else min(copiers, threads)
@@ -75,9 +76,10 @@ class ThreadedExecutor:
         self.keep_cache = keep_cache
         self.shared = shared
         self.turn = turn
+        self.exchange = exchange
 
     @classmethod
-    def of(cls, options: ReadOptions) -> Self:
+    def of(cls, options: ReadOptions, exchange: Exchange | None = None) -> Self:
         """Return the executor that reads as `options` say."""
         return cls(
             options.workers,
@@ -88,6 +90,7 @@ class ThreadedExecutor:
             keep_cache=options.keep_cache,
             shared=options.is_shared,
             turn=options.settled_turn,
+            exchange=exchange,
         )
 
     def run(
@@ -101,8 +104,10 @@ class ThreadedExecutor:
     ) -> Counters:
         """Fill `parameters`; see `Executor`. `parameters` is looked up from several threads."""
         foresee(_elements_decoded(schedule.plan))
-        schedule = schedule.begun_at(*self.turn)
         if self.pinned and any_on_devices(parameters, schedule.plan):
+            if self.exchange is not None:
+                self.exchange.close()
+            schedule = schedule.begun_at(*self.turn)
             how: Any = {"direct": self.direct, "keep_cache": self.keep_cache, "shared": self.shared}
             others = ThreadedExecutor(self.threads, copiers=self.copiers, pinned=False, **how)
             executor = DeviceExecutor(self.threads, others, gpu_direct=self.gpu_direct, **how)
@@ -110,9 +115,15 @@ class ThreadedExecutor:
         ways = Ways(storage, self.direct, self.keep_cache, self.shared)
         reads = [read for batch in schedule.batches for read in batch.reads]
         ways.refuse_impossible(read.file for read in reads)
-        run = _Run(schedule, ways, parameters)
+        cached = ways.find_cached(reads)
+        exchange = self.exchange
+        if cached and exchange is not None:  # nobody waits for the disk, so copying on would be all there is to it
+            exchange.close()
+            exchange = None
+        # Ranks that hand each other what they read go through it side by side; else each begins elsewhere.
+        run = _Run(schedule if exchange else schedule.begun_at(*self.turn), ways, parameters, exchange)
         progress.start(schedule.bytes_read, "weights")
-        readers = Readers[int](self.copiers if ways.find_cached(reads) else self.threads)
+        readers = Readers[int](self.copiers if cached else self.threads)
         try:
             self._feed(run, readers, on_ready, progress)
         except BaseException as error:
@@ -128,7 +139,7 @@ class ThreadedExecutor:
         finally:
             run.error = None  # it knows this frame, and this frame it: nothing would be freed
             progress.finish()
-        run.counters.staging_peak = run.staging.peak
+        run.counters.staging_peak = run.staging.peak + (exchange.nbytes if exchange else 0)
         return run.counters
 
     def _feed(self, run: _Run, readers: Readers[int], on_ready: OnReady | None, progress: Progress) -> None:
@@ -171,6 +182,7 @@ class _Run:
     schedule: Schedule
     ways: Ways
     parameters: Parameters
+    exchange: Exchange | None = None
     counters: Counters = field(default_factory=Counters)
     finished: queue.SimpleQueue[Future[int]] = field(default_factory=queue.SimpleQueue)
     cancelled: threading.Event = field(default_factory=threading.Event)
@@ -181,6 +193,7 @@ class _Run:
 
     def __post_init__(self) -> None:
         self.sizes = [_layout(batch.reads)[1] + batch.room for batch in self.schedule.batches]
+        self.strips = InStrips(self.schedule.plan, self.ways, self.parameters, self.exchange, self.cancelled.is_set)
         self.staging = Staging(min(max(self.sizes, default=0), self.schedule.max_staging), self.schedule.max_staging)
 
     def work(self, number: int) -> int:
@@ -210,14 +223,14 @@ class _Run:
         elsewhere = direct.keys() | cut.keys()
         where, size = _layout([None if n in elsewhere else r for n, r in enumerate(batch.reads)])
         begin, counters = -(-size // _PAGE) * _PAGE, Counters()
-        strip = max((_PAGE + s.length for parts in cut.values() for s in parts.strips), default=0)
+        strip = max((one.room for one in cut.values()), default=0)
         with self.staging.lend(begin + strip if strip else size, room=batch.room) as block:
             staged = [block[at : at + length] for at, length in where]
             for n, read in enumerate(batch.reads):
                 if self.cancelled.is_set():
                     return counters
                 if n in cut:
-                    self._in_strips(read, cut[n], block[begin:], counters, in_part=n in in_part)
+                    self.strips.place(cut[n], block[begin:], counters, in_part=n in in_part)
                 else:
                     outs = direct[n].outs if n in direct else [staged[n]]
                     with reading_for(entries_of(self.schedule.plan, batch, n)):
@@ -231,23 +244,7 @@ class _Run:
                 counters.lost(name, perform(self.schedule.plan, task, staged, self.parameters[name]))
         return counters
 
-    def _in_strips(self, read: Read, cut: _Cut, block: torch.Tensor, counters: Counters, *, in_part: bool) -> None:
-        """Read and place a strip at a time, all of them through the same block."""
-        step = self.schedule.plan.steps[cut.task.step]
-        landed = landing(self.schedule.plan, cut.task, self.parameters[step.parameter])
-        with alone(), reading_for([step.sources[0].entry.name]):
-            way = self.ways.best(read.file, read.offset, read.length, in_part=in_part)
-            for start, length, piece in cut.strips:
-                if self.cancelled.is_set():
-                    return
-                at = read.offset + start
-                staged = block[at % _PAGE : at % _PAGE + length]
-                self.ways.read(read.file, at, [bytes_of(staged)], counters, way=way)
-                counters.copied_bytes += length
-                counters.bytes_read += length
-                counters.lost(step.parameter, landed.put(staged, piece))
-
-    def _sort_out(self, batch: Batch) -> tuple[dict[int, _Tiling], dict[int, _Cut], list[Task]]:
+    def _sort_out(self, batch: Batch) -> tuple[dict[int, _Tiling], dict[int, Cut], list[Task]]:
         """Return the reads that can go straight into parameters, with where, those that are done in strips, and the
         tasks that are left."""
         plan = self.schedule.plan
@@ -265,27 +262,15 @@ class _Run:
                 direct[n] = tiling
         if direct.keys() == users.keys():
             return direct, {}, [task for task in batch.tasks if not task.inputs]
-        numbers = {
-            n: number
-            for n, number in read_in_strips(plan, batch, direct).items()
-            if self.ways.splits_freely(batch.reads[n].file)
-        }
-        done = set(numbers.values())
+        cut = self.strips.cut(batch, direct)
+        done = {number for one in cut.values() for number in one.tasks}
         rest = [
             task
             for number, task in enumerate(batch.tasks)
             if number not in done
             and (not task.inputs or any(p.read not in direct for i in task.inputs for p in i.pieces))
         ]
-        cut = {n: (batch.reads[n], batch.tasks[number]) for n, number in numbers.items()}
-        return direct, {n: _Cut(task, list(strips(plan, read, task))) for n, (read, task) in cut.items()}, rest
-
-
-class _Cut(NamedTuple):
-    """A read that is done in strips, and the task that they are for."""
-
-    task: Task
-    strips: list[Strip]
+        return direct, cut, rest
 
 
 def _read(ways: Ways, read: Read, outs: Sequence[memoryview], counters: Counters, *, in_part: bool) -> None:

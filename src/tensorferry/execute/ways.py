@@ -9,13 +9,13 @@ from functools import cached_property
 
 from tensorferry.config import Direct
 from tensorferry.core.plan import Plan
-from tensorferry.core.schedule import Batch, Read
+from tensorferry.core.schedule import Batch, Read, Task
 from tensorferry.errors import ConfigError, TensorferryError
 from tensorferry.execute.base import Counters
 from tensorferry.storage.base import Storage, SupportsKind, SupportsUncached
 from tensorferry.storage.reading import read_runs, scatter
 
-__all__ = ["Ways", "reads_in_part"]
+__all__ = ["Ways", "needs_little", "reads_in_part"]
 
 _LEAST = 256 << 10
 """Bytes below which a read goes through the page cache: a look, and bytes on either side, would cost too much of it."""
@@ -39,11 +39,22 @@ def reads_in_part(plan: Plan, batch: Batch) -> set[int]:
     """
     needed = dict.fromkeys(range(len(batch.reads)), 0)
     for task in batch.tasks:
-        for part in task.inputs:
-            block = plan.steps[task.step].sources[part.source].entry.dtype.block_bytes
-            for piece in part.pieces:
-                needed[piece.read] += piece.box.size * block
+        for read, nbytes in _needed(plan, task):
+            needed[read] += nbytes
     return {n for n, nbytes in needed.items() if nbytes < _OWN * batch.reads[n].length}
+
+
+def needs_little(plan: Plan, task: Task, length: int) -> bool:
+    """Whether a good part of `length` bytes, which are read for `task`, is not needed: other ranks need that."""
+    return sum(nbytes for _, nbytes in _needed(plan, task)) < _OWN * length
+
+
+def _needed(plan: Plan, task: Task) -> Iterator[tuple[int, int]]:
+    """Yield how many bytes of which read a task needs."""
+    for part in task.inputs:
+        block = plan.steps[task.step].sources[part.source].entry.dtype.block_bytes
+        for piece in part.pieces:
+            yield piece.read, piece.box.size * block
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import torch
 from tensorferry.config import LoadConfig
 from tensorferry.core.catalogue import TensorEntry
 from tensorferry.execute.base import Counters, Executor
+from tensorferry.execute.exchange import Exchange
 from tensorferry.loaders.strategies import executor_for, streamed
 from tensorferry.storage.base import Storage
 
@@ -34,13 +35,17 @@ class Reading(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OwnReading:
-    """Reading by the strategy that is configured."""
+    """Reading by the strategy that is configured.
+
+    exchange: what other ranks of this machine read for this one, and it for them.
+    """
 
     config: LoadConfig
+    exchange: Exchange | None = None
 
     @property
     def executor(self) -> Executor:
-        return executor_for(self.config)
+        return executor_for(self.config, self.exchange)
 
     def stream(
         self, storage: Storage, entries: Sequence[TensorEntry], counters: Counters

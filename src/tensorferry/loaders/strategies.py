@@ -17,6 +17,7 @@ from tensorferry.config import LoadConfig, ReadOptions
 from tensorferry.core.catalogue import TensorEntry
 from tensorferry.core.schedule import Read, Schedule
 from tensorferry.execute.base import Counters, Executor, OnReady, Parameters
+from tensorferry.execute.exchange import Exchange
 from tensorferry.execute.making import reads_of
 from tensorferry.execute.pool import joined
 from tensorferry.execute.stream import stream
@@ -244,10 +245,10 @@ class EagerExecutor(_AheadExecutor):
 _EXECUTORS: dict[str, type[_AheadExecutor]] = {"eager": EagerExecutor, "prefetch": PrefetchExecutor}
 
 
-def executor_for(config: LoadConfig) -> Executor:
-    """Return what fills parameters by the strategy that is configured."""
+def executor_for(config: LoadConfig, exchange: Exchange | None = None) -> Executor:
+    """Return what fills parameters by the strategy that is configured; "lazy" ones do it together with other ranks."""
     if config.strategy == "lazy":
-        return ThreadedExecutor.of(config.reading)
+        return ThreadedExecutor.of(config.reading, exchange)
     return _EXECUTORS[config.strategy](halved(config))
 
 

@@ -20,7 +20,7 @@ from tensorferry.core.schedule import Schedule
 from tensorferry.core.target import TargetTensor
 from tensorferry.core.transforms import TensorSpec
 from tensorferry.execute import ThreadedExecutor
-from tensorferry.execute.strips import read_in_strips, strips
+from tensorferry.execute.strips import Part, parts_of, strips
 from tensorferry.storage.base import Uncached
 
 MIB = 1 << 20
@@ -79,17 +79,45 @@ def test_what_goes_straight_to_its_place_is_one_read() -> None:
     assert (counters.copied_bytes, len(storage.reads)) == (0, 1)
 
 
-def test_a_read_that_two_tasks_use_is_read_as_a_whole() -> None:
+def test_a_read_that_two_tasks_share_the_rows_of_is_read_as_a_whole() -> None:
     one, other = columns(0, 64), columns(64, 64)
     plan = Plan(
         (*one.steps, other.steps[0]._replace(parameter="q")), {"p": one.parameters["p"], "q": other.parameters["p"]}
     )
     schedule = scheduled(plan)
     batch = schedule.batches[0]
-    assert (len(batch.reads), read_in_strips(plan, batch, ())) == (1, {})
+    assert (len(batch.reads), parts_of(plan, batch)) == (1, {})
     found = {"p": torch.zeros(ROWS, 64), "q": torch.zeros(ROWS, 64)}
     ThreadedExecutor(1).run(schedule, MemoryStorage({"f": raw(matrix())}), found)
     assert torch.equal(found["q"], matrix()[:, 64:128])
+
+
+def test_a_read_of_several_tensors_is_done_in_strips_of_each() -> None:
+    plan = columns(1000, 24, offset=4096)
+    norm = TensorEntry.at("n", F32, (COLUMNS,), "f", 0)
+    step = Step("n", Region.whole((COLUMNS,)), (Source(norm, Region.whole((COLUMNS,))),))
+    plan = Plan((step, *plan.steps), {**plan.parameters, "n": TensorSpec(F32, (COLUMNS,))})
+    schedule = scheduled(plan)
+    (batch,) = schedule.batches
+    length = (ROWS - 1) * 4096 + 24 * 4
+    assert len(batch.reads) == 1
+    assert parts_of(plan, batch) == {0: (Part(0, 0, 4096), Part(1, 4096 + 4000, length))}
+    storage = MemoryStorage({"f": raw(torch.arange(COLUMNS, dtype=torch.float32)) + raw(matrix())})
+    found = {"p": torch.zeros(ROWS, 24), "n": torch.zeros(COLUMNS)}
+    counters = ThreadedExecutor(1).run(schedule, storage, found)
+    assert torch.equal(found["p"], matrix()[:, 1000:])
+    assert torch.equal(found["n"], torch.arange(COLUMNS, dtype=torch.float32))
+    assert counters.bytes_read == 4096 + length  # and not what lies between them
+    assert counters.staging_peak == 601 * 4096
+
+
+def test_many_small_tensors_are_not_read_one_by_one() -> None:
+    entries = [TensorEntry.at(f"{n}", F32, (16384,), "f", n * 65536) for n in range(100)]
+    targets = {e.name: TargetTensor.plain(e.name, F64, e.shape) for e in entries}
+    plan = make_plan(Catalogue(entries, format="memory"), targets)
+    (batch,) = scheduled(plan).batches
+    assert (len(batch.reads), batch.length) == (1, 6553600)
+    assert not parts_of(plan, batch)
 
 
 def test_a_transposed_tensor_is_cut_as_it_lies() -> None:
@@ -105,8 +133,8 @@ def test_a_transposed_tensor_is_cut_as_it_lies() -> None:
 def test_strips_are_of_about_equal_size_and_the_last_ends_with_the_last_needed_byte() -> None:
     plan = columns(1000, 16)
     batch = scheduled(plan).batches[0]
-    ((n, number),) = read_in_strips(plan, batch, ()).items()
-    parts = list(strips(plan, batch.reads[n], batch.tasks[number]))
+    ((n, (part,)),) = parts_of(plan, batch).items()
+    parts = list(strips(plan, batch.tasks[part.task], part))
     assert [part.length for part in parts] == [600 * 4096] * 4 + [599 * 4096 + 64]
     assert sum(part.length for part in parts) == batch.reads[n].length
 

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch import nn
@@ -44,6 +44,8 @@ log: logging.Logger = init_logger("vllm.tensorferry")
 _EAGLE = ("eagle", "eagle3")
 """Methods of speculation whose heads may do without an embedding and an output layer of their own."""
 
+_T = TypeVar("_T")
+
 _given: ContextVar[Any] = ContextVar("_given", default=None)
 """The configuration that vLLM loads a model with; before 0.14 it is not the current one by then."""
 
@@ -73,7 +75,7 @@ def ranks(model_config: Any) -> Ranks:
     return Ranks() if group is None else Ranks(group.world_size, group.rank_in_group)
 
 
-def exchanged(model_config: Any, told: bytes) -> list[bytes]:
+def exchanged(model_config: Any, told: _T) -> list[_T]:
     """Return what each rank that loads this model tells, in the order of ranks. All of them have to call it."""
     group = _group(model_config)
     if group is None or group.world_size == 1:

@@ -15,7 +15,14 @@ from tensorferry import api
 from tensorferry.checkpoint import Checkpoint
 from tensorferry.compat.vllm import engine
 from tensorferry.compat.vllm.options import load_config, options_for, with_turn
-from tensorferry.compat.vllm.planning import Planned, planned, refuse_misfit, uses_of
+from tensorferry.compat.vllm.planning import (
+    Planned,
+    neighbour_of,
+    planned,
+    refuse_misfit,
+    uses_of,
+    with_neighbours,
+)
 from tensorferry.compat.vllm.quantizing import stream_online
 from tensorferry.compat.vllm.reloading import Needs, needs_of, remember, restored
 from tensorferry.compat.vllm.sources import open_for, sources_of
@@ -65,15 +72,18 @@ class TensorferryLoader(engine.BaseModelLoader):
                     checkpoint = until_loaded.enter_context(self._opened(model_config, model))
                 online = engine.quantizes_while_loading(model)
                 load = None if online else self._planned(model, checkpoint, model_config)
-            uses = engine.exchanged(model_config, uses_of(load))
+                neighbour = until_loaded.enter_context(closing(neighbour_of(load)))
+            told = engine.exchanged(model_config, (uses_of(load), neighbour.offer))
             with ranks.together():
                 if load is not None:
-                    refuse_misfit(load, uses)
+                    refuse_misfit(load, [uses for uses, _ in told])
             with ranks.together(touches=True):
                 if load is None:
                     report = stream_online(model, checkpoint, self.config, self._progress)
                 else:
-                    report = self._run(model, load, ranks.watch)
+                    rank = engine.ranks(model_config).rank
+                    with with_neighbours(load, neighbour, [offer for _, offer in told], rank):
+                        report = self._run(model, load, ranks.watch)
                     remember(model, load.own.traced, checkpoint.catalogue)
         self.report = replace(report, seconds={**seconds, **report.seconds})
         tell(engine.log, self.report, checkpoint.catalogue.nbytes)
@@ -103,7 +113,9 @@ class TensorferryLoader(engine.BaseModelLoader):
 
     def _run(self, model: nn.Module, load: Planned, watch: Any) -> Report:
         own = load.own
-        report = api.run(model, own.prepared, executor=own.executor, progress=self._progress, watch=watch)
+        report = api.run(
+            model, own.prepared, executor=own.executor, progress=self._progress, watch=watch, schedule=load.schedule
+        )
         return replace(own.account(report), computed=tuple(load.computed), post_processed=())
 
     def _opened(self, model_config: Any, model: nn.Module) -> Checkpoint:

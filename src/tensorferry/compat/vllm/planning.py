@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
@@ -13,8 +14,10 @@ from tensorferry.checkpoint import Checkpoint
 from tensorferry.compat.vllm.expectations import HasDefaultScales, computed, padded_only, without_computed
 from tensorferry.config import LoadConfig
 from tensorferry.core.plan import Dropped, Plan, describe_problems
+from tensorferry.core.schedule import Schedule
 from tensorferry.core.strays import suggestions
 from tensorferry.errors import PlanError, shown
+from tensorferry.execute.exchange import Neighbour
 from tensorferry.loaders.own_loader import SelfLoad, prepare_own
 from tensorferry.loaders.reading import OwnReading
 from tensorferry.modules.finalize import hooked_modules
@@ -22,7 +25,7 @@ from tensorferry.modules.snapshot import Setting
 from tensorferry.modules.trace import Traced, trace
 from tensorferry.problems import Problem, ProblemKind
 
-__all__ = ["Planned", "planned", "refuse_misfit", "uses_of"]
+__all__ = ["Planned", "neighbour_of", "planned", "refuse_misfit", "uses_of", "with_neighbours"]
 
 _TRIES = 5
 """Entries that are left out one after the other, to see what else the loader cannot take."""
@@ -37,10 +40,16 @@ _HINT = (
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A load that can begin. computed: tensors that are left as the constructor made them, with the reason."""
+    """A load that can begin. computed: tensors that are left as the constructor made them, with the reason.
+
+    config: how it is done. schedule: how it reads; None where it does so otherwise than by the usual executor, or where
+    parameters are mapped.
+    """
 
     own: SelfLoad
     computed: dict[str, str]
+    config: LoadConfig
+    schedule: Schedule | None = None
 
 
 def planned(
@@ -66,7 +75,33 @@ def planned(
     plan = _settled(model, own.prepared.plan, left)
     # vLLM runs the hooks itself, in its own order.
     own.prepared = replace(own.prepared, plan=plan, strict=config.strictness, processed=tuple(hooked_modules(model)))
-    return Planned(own, {name: why for name, why in left.items() if name not in filled})
+    schedule = api.scheduled(own.prepared) if _reads_with_others(config) else None
+    return Planned(own, {name: why for name, why in left.items() if name not in filled}, config, schedule)
+
+
+def _reads_with_others(config: LoadConfig) -> bool:
+    options = config.reading
+    asked = options.is_shared and options.exchange and options.direct != "never"
+    return asked and config.strategy == "lazy" and not options.mapped
+
+
+def neighbour_of(load: Planned | None) -> Neighbour:
+    """Return this rank as others see it that load from the same files; close it when it has met them."""
+    if load is None or load.schedule is None:
+        return Neighbour(None, None)
+    return Neighbour(load.schedule, load.own.prepared.checkpoint.storage)
+
+
+@contextmanager
+def with_neighbours(load: Planned, neighbour: Neighbour, offers: Sequence[bytes], rank: int) -> Iterator[None]:
+    """Have `load` read together with the ranks of this machine that offer the same rows, while this lasts."""
+    exchange = neighbour.meet(offers, rank, load.config.reading.workers)
+    if exchange is None:
+        yield
+        return
+    with exchange:
+        load.own.reading = OwnReading(load.config, exchange)
+        yield
 
 
 def uses_of(load: Planned | None) -> bytes:

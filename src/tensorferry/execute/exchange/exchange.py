@@ -1,0 +1,216 @@
+"""Ranks of one machine hand each other what they have read: each byte comes from the disk once, to one of them.
+
+Nobody depends on it. A rank that is not given something in time, or whose neighbour has ended, reads for itself.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from itertools import count, cycle, repeat
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from tensorferry.core.schedule import Schedule
+from tensorferry.execute.exchange.links import Door, Link, Message, connected, listen, place
+from tensorferry.execute.exchange.rows import Offer, Rows, Shared, Unit, offered, shared_rows
+from tensorferry.execute.exchange.slots import Slots
+from tensorferry.storage.base import Storage
+
+__all__ = ["Exchange", "Neighbour"]
+
+_PATIENCE = 5.0
+"""Seconds that a rank waits for another one before it does without it."""
+_MEETING = 2.0
+"""Seconds in which ranks that have just agreed on a load have to find each other."""
+_LOOK = 0.1
+"""Seconds between two looks at whether this rank still goes on."""
+_FOR_EACH = 2
+"""Slots for each thread: one is filled while the other is emptied."""
+
+_GIVEN, _KEPT, _TAKEN = range(3)
+"""Messages: rows, part and slot of what is there to be taken; rows and part of what never will be; the slot emptied."""
+
+
+class Neighbour:
+    """One of several ranks that are about to load, before they know of each other. Close it when it has met them.
+
+    schedule: what it will do, None for nothing. `offer` is for all other ranks; `meet` takes those of all.
+    """
+
+    def __init__(self, schedule: Schedule | None, storage: Storage | None) -> None:
+        self._door: Door | None = None
+        self.offer = b""
+        where = place()
+        rows = offered(schedule) if schedule is not None and storage is not None and where else []
+        if rows and storage is not None:
+            files = {file: str(storage.stat(file).identity) for file in dict.fromkeys(one.file for one in rows)}
+            with suppress(OSError):
+                self._door = Door()
+                self.offer = Offer(where, self._door.address, files, tuple(rows)).to_bytes()
+
+    def meet(self, offers: Sequence[bytes], rank: int, threads: int) -> Exchange | None:
+        """Return what `rank` has to do with the others, told the offers of all; None where it has nothing.
+
+        threads: how many of this rank will read.
+        """
+        if self._door is None:
+            return None
+        told = [Offer.from_bytes(offer) for offer in offers]
+        rows = shared_rows(told, rank)
+        others = {n for shared in rows.values() for n in shared.ranks} - {rank}
+        if not others:
+            return None
+        try:
+            slots = Slots.made(_FOR_EACH * threads, max(one.each for one in rows))
+        except OSError:
+            return None
+        addresses = {n: offer.address for n, offer in enumerate(told) if n in others and offer is not None}
+        return Exchange(rank, rows, slots, connected(self._door, rank, addresses, slots, _MEETING))
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+        if self._door is not None:
+            self._door.close()
+
+
+class Exchange:
+    """What `rank` reads for others, and they for it. May be used from several threads; close it at the end.
+
+    rows: what is shared, and with whom. slots: what this rank gives goes there; each thread has two. links: to those
+    of the others that could be reached.
+    """
+
+    def __init__(self, rank: int, rows: Mapping[Rows, Shared], slots: Slots, links: Mapping[int, Link]) -> None:
+        self.rank = rank
+        self._rows, self._slots, self._links = rows, slots, links
+        self._changed = threading.Condition()
+        self._gone = {n for shared in rows.values() for n in shared.ranks} - links.keys() - {rank}
+        self._there: dict[Unit, int] = {}
+        self._kept: set[Unit] = set()
+        self._untaken: dict[int, set[int]] = {}
+        self._threads, self._first = threading.local(), count(0, _FOR_EACH)
+        self._ears = threading.Thread(
+            target=listen, args=(links, self._heard, self._lose), name="tensorferry-exchange", daemon=True
+        )
+        self._ears.start()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that it takes at most."""
+        return self._slots.nbytes
+
+    def shared(self, rows: Rows | None) -> Shared | None:
+        """Return with whom `rows` are shared; None where this rank reads them for itself."""
+        return None if rows is None else self._rows.get(rows)
+
+    def give(self, shared: Shared, part: int, data: torch.Tensor, offset: int, stopped: Callable[[], bool]) -> None:
+        """Hand a unit on, which has just been read: `data` (uint8) from `offset` of its file. It is copied.
+
+        stopped: whether this rank has no wish to go on, asked while others are waited for.
+        """
+        takers, slot = [n for n in shared.ranks if n != self.rank], self._next_slot()
+        if slot is None or not self._emptied(slot, stopped):
+            self._tell(takers, (_KEPT, shared.number, part, 0))
+            return
+        self._slots.at(slot, offset, data.nbytes).copy_(data)
+        with self._changed:
+            self._untaken[slot] = set(takers) - self._gone
+        self._tell(takers, (_GIVEN, shared.number, part, slot))
+
+    @contextmanager
+    def taken(
+        self, shared: Shared, part: int, offset: int, length: int, stopped: Callable[[], bool]
+    ) -> Iterator[torch.Tensor | None]:
+        """Lend what another rank has read of a unit, `length` bytes (uint8) from `offset` of its file.
+
+        None where it does not come: whoever asks has to read it.
+        """
+        unit, reader = Unit(shared.number, part), shared.reader(part)
+        slot = self._awaited(unit, reader, stopped)
+        if slot is None:
+            yield None
+            return
+        yield self._links[reader].slots.at(slot, offset, length)
+        self._tell([reader], (_TAKEN, slot, 0, 0))
+
+    def close(self) -> None:
+        """End it; idempotent. What was handed on before can still be taken."""
+        for link in self._links.values():
+            link.end()
+        self._ears.join()
+        for link in self._links.values():
+            link.close()
+        self._slots.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _next_slot(self) -> int | None:
+        """Return the slot that the calling thread has not used last; None for one more thread than there should be."""
+        mine = self._threads
+        if not hasattr(mine, "slots"):
+            first = next(self._first)
+            mine.slots = cycle(range(first, first + _FOR_EACH)) if first < self._slots.count else repeat(None)
+        found: int | None = next(mine.slots)
+        return found
+
+    def _emptied(self, slot: int, stopped: Callable[[], bool]) -> bool:
+        """Wait until all have taken what is in a slot; do without those who take too long."""
+        with self._changed:
+            if self._comes(lambda: not self._untaken.get(slot), stopped):
+                return True
+            late = set(self._untaken[slot])
+        for rank in late if not stopped() else ():
+            self._lose(rank)
+        return not stopped()
+
+    def _awaited(self, unit: Unit, reader: int, stopped: Callable[[], bool]) -> int | None:
+        """Wait until a unit is there, and return its slot; do without a reader that takes too long."""
+        with self._changed:
+            came = self._comes(lambda: unit in self._there or unit in self._kept or reader in self._gone, stopped)
+            slot = self._there.pop(unit, None)
+        if not came and not stopped():
+            self._lose(reader)
+        return slot
+
+    def _comes(self, what: Callable[[], bool], stopped: Callable[[], bool]) -> bool:
+        """Wait, with the lock held, until `what` is so; return whether it is, soon after the patience has ended."""
+        until = time.monotonic() + _PATIENCE
+        while not what():
+            if stopped() or time.monotonic() > until:
+                return False
+            self._changed.wait(_LOOK)
+        return True
+
+    def _tell(self, ranks: Iterable[int], message: Message) -> None:
+        for rank in ranks:
+            if rank not in self._gone and not self._links[rank].send(message):
+                self._lose(rank)
+
+    def _heard(self, rank: int, message: Message) -> None:
+        kind, one, two, slot = message
+        with self._changed:
+            if kind == _GIVEN:
+                self._there[Unit(one, two)] = slot
+            elif kind == _KEPT:
+                self._kept.add(Unit(one, two))
+            else:
+                self._untaken.get(one, set()).discard(rank)
+            self._changed.notify_all()
+
+    def _lose(self, rank: int) -> None:
+        """Do without a rank from now on, and have it see that."""
+        with self._changed:
+            self._gone.add(rank)
+            for left in self._untaken.values():
+                left.discard(rank)
+            self._changed.notify_all()
+        self._links[rank].end()

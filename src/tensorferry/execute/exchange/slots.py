@@ -1,0 +1,76 @@
+"""Memory that one process writes to and others of the same machine read: a few slots of equal size."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+
+import torch
+
+__all__ = ["Slots"]
+
+_SEALS = getattr(fcntl, "F_SEAL_SHRINK", 0) | getattr(fcntl, "F_SEAL_GROW", 0) | getattr(fcntl, "F_SEAL_SEAL", 0)
+_PAGE = mmap.PAGESIZE
+
+
+class Slots:
+    """`count` slots for up to `size` bytes each, in memory that belongs to no file. It goes when nobody has it open.
+
+    fd: to be handed to other processes, which `opened` gives the same memory. Pages come as they are written to.
+    """
+
+    def __init__(self, fd: int, count: int, size: int) -> None:
+        self.fd, self.count, self.size = fd, count, size
+        self._room = _room(size)
+        self._memory = torch.frombuffer(mmap.mmap(fd, count * self._room), dtype=torch.uint8)
+
+    @classmethod
+    def made(cls, count: int, size: int) -> Slots:
+        """Return new ones. Raises OSError where the system has no such memory."""
+        fd = os.memfd_create("tensorferry", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(fd, count * _room(size))
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+            return cls(fd, count, size)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    @classmethod
+    def opened(cls, fd: int, count: int, size: int) -> Slots:
+        """Return those of another process, of which `fd` is a descriptor; it is closed here if that fails.
+
+        Raises OSError where it is not as long as was said, or could be cut short: reading it would kill the process.
+        """
+        try:
+            if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS or os.fstat(fd).st_size != count * _room(size):
+                raise OSError("the memory of another rank is not what it said")
+            return cls(fd, count, size)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all slots."""
+        return self.count * self._room
+
+    def at(self, number: int, offset: int, length: int) -> torch.Tensor:
+        """Return the memory (uint8) for `length` bytes that begin at `offset` of a file.
+
+        It lies on the same address modulo a page as in the file, so that what is aligned there is aligned here.
+        """
+        first = number * self._room + offset % _PAGE
+        return self._memory[first : first + length]
+
+    def close(self) -> None:
+        """Close the descriptor; the memory stays as long as something made from it is in use."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+            self._memory = torch.empty(0, dtype=torch.uint8)
+
+
+def _room(size: int) -> int:
+    return -(-size // _PAGE) * _PAGE + _PAGE

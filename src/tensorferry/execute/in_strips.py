@@ -1,0 +1,148 @@
+"""Doing reads in strips: through one small block, alone or together with other ranks of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from tensorferry.core.plan import Plan
+from tensorferry.core.schedule import Batch, Read, Task
+from tensorferry.execute.base import Counters, Parameters
+from tensorferry.execute.blame import reading_for
+from tensorferry.execute.exchange import LEAST, Exchange, Rows, Shared, rows_of
+from tensorferry.execute.placing import Landing, landing
+from tensorferry.execute.strips import Part, Strip, parts_of, strips
+from tensorferry.execute.ways import Ways
+from tensorferry.numerics.memory import bytes_of
+from tensorferry.numerics.threads import alone
+
+__all__ = ["Cut", "InStrips"]
+
+_PAGE = 4096
+
+
+class _Together(NamedTuple):
+    """Whole rows, the ranks that need parts of them, and what hands them on."""
+
+    rows: Rows
+    shared: Shared
+    exchange: Exchange
+
+
+class _Slice(NamedTuple):
+    """What one task takes of a read, cut in strips, and how that is done with other ranks, if it is."""
+
+    task: Task
+    strips: list[Strip]
+    together: _Together | None
+
+    @property
+    def room(self) -> int:
+        return self.together.rows.each if self.together else max(strip.length for strip in self.strips)
+
+
+class Cut(NamedTuple):
+    """A read that is done in strips. tasks: the numbers of those that are done with it; the read is for no others."""
+
+    read: Read
+    tasks: tuple[int, ...]
+    slices: tuple[_Slice, ...]
+
+    @property
+    def room(self) -> int:
+        """Bytes of the block that the strips go through, one after the other. They begin anywhere in a page."""
+        return _PAGE + max(one.room for one in self.slices)
+
+
+@dataclass(frozen=True)
+class InStrips:
+    """What does so; may be used from several threads. stopped: whether nothing more is to be read."""
+
+    plan: Plan
+    ways: Ways
+    parameters: Parameters
+    exchange: Exchange | None
+    stopped: Callable[[], bool]
+
+    def cut(self, batch: Batch, direct: Container[int]) -> dict[int, Cut]:
+        """Return the reads of `batch` that are best done in strips. direct: those that go straight to their places."""
+        parts = parts_of(self.plan, batch, direct, **({"least": LEAST} if self.exchange else {}))
+        found = {}
+        for n, some in parts.items():
+            read = batch.reads[n]
+            if self.ways.splits_freely(read.file):
+                slices = tuple(self._slice(read, batch.tasks[part.task], part) for part in some)
+                found[n] = Cut(read, tuple(part.task for part in some), slices)
+        return found
+
+    def place(self, cut: Cut, block: torch.Tensor, counters: Counters, *, in_part: bool) -> None:
+        """Read and place a strip at a time, all of them through `block` (uint8, on a page). Raises ReadError.
+
+        in_part: whether other ranks make the same read; see `Ways.best`.
+        """
+        way = self.ways.best(cut.read.file, cut.read.offset, cut.read.length, in_part=in_part)
+        for one in cut.slices:
+            step = self.plan.steps[one.task.step]
+            landed = landing(self.plan, one.task, self.parameters[step.parameter])
+            with alone(), reading_for([step.sources[0].entry.name]):
+                place = _Place(cut.read, step.parameter, landed, block, counters)
+                if one.together is None:
+                    self._alone(one.strips, place, way)
+                else:
+                    self._together(one.strips, place, one.together)
+
+    def _slice(self, read: Read, task: Task, part: Part) -> _Slice:
+        rows = rows_of(self.plan, read, task, part) if self.exchange else None
+        shared = self.exchange.shared(rows) if self.exchange and rows else None
+        together = _Together(rows, shared, self.exchange) if self.exchange and rows and shared else None
+        return _Slice(task, list(strips(self.plan, task, part)), together)
+
+    def _alone(self, cut: Sequence[Strip], place: _Place, way: str) -> None:
+        for strip in cut:
+            if self.stopped():
+                return
+            place.put(self._read(place, place.read.offset + strip.start, strip.length, way), strip)
+
+    def _together(self, cut: Sequence[Strip], place: _Place, together: _Together) -> None:
+        """Read this rank's share of whole rows and hand it on, and take what others hand on."""
+        rows, shared, exchange = together
+        way, units = self.ways.best(rows.file, rows.offset, rows.length), list(rows.units)
+        first = place.read.offset + cut[0].start - rows.offset
+        for part in shared.in_order(len(units), exchange.rank):
+            if self.stopped():
+                return
+            strip, (at, length) = cut[part]._replace(piece=cut[part].piece._replace(offset=first)), units[part]
+            if shared.reader(part) == exchange.rank:
+                staged = self._read(place, at, length, way)
+                exchange.give(shared, part, staged, at, self.stopped)
+                place.put(staged, strip)
+                continue
+            with exchange.taken(shared, part, at, length, self.stopped) as there:
+                if there is not None:
+                    place.put(there, strip)
+                    place.counters.came("from another rank", length)
+            if there is None and not self.stopped():
+                place.put(self._read(place, at, length, way), strip)
+
+    def _read(self, place: _Place, at: int, length: int, way: str) -> torch.Tensor:
+        staged = place.block[at % _PAGE : at % _PAGE + length]
+        self.ways.read(place.read.file, at, [bytes_of(staged)], place.counters, way=way)
+        place.counters.bytes_read += length
+        return staged
+
+
+class _Place(NamedTuple):
+    """Where the strips of one task come from and go to."""
+
+    read: Read
+    parameter: str
+    landed: Landing
+    block: torch.Tensor
+    counters: Counters
+
+    def put(self, staged: torch.Tensor, strip: Strip) -> None:
+        self.counters.copied_bytes += staged.nbytes
+        self.counters.lost(self.parameter, self.landed.put(staged, strip.piece))
