@@ -9,10 +9,10 @@ from typing import NamedTuple
 import torch
 
 from tensorferry.core.plan import Plan
-from tensorferry.core.schedule import Batch, Read, Task
+from tensorferry.core.schedule import Batch, Piece, Read, Task
 from tensorferry.execute.base import Counters, Parameters
 from tensorferry.execute.blame import reading_for
-from tensorferry.execute.exchange import LEAST, Exchange, Rows, Shared, rows_of
+from tensorferry.execute.exchange import LEAST, Exchange, Rows, Shared, need_of
 from tensorferry.execute.placing import Landing, landing
 from tensorferry.execute.strips import Part, Strip, parts_of, strips
 from tensorferry.execute.ways import Ways
@@ -95,16 +95,16 @@ class InStrips:
                     self._together(one.strips, place, one.together)
 
     def _slice(self, read: Read, task: Task, part: Part) -> _Slice:
-        rows = rows_of(self.plan, read, task, part) if self.exchange else None
-        shared = self.exchange.shared(rows) if self.exchange and rows else None
-        together = _Together(rows, shared, self.exchange) if self.exchange and rows and shared else None
+        need = need_of(self.plan, read, task, part) if self.exchange else None
+        shared = self.exchange.shared(need.rows) if self.exchange and need else None
+        together = _Together(need.rows, shared, self.exchange) if self.exchange and need and shared else None
         return _Slice(task, list(strips(self.plan, task, part)), together)
 
     def _alone(self, cut: Sequence[Strip], place: _Place, way: str) -> None:
         for strip in cut:
             if self.stopped():
                 return
-            place.put(self._read(place, place.read.offset + strip.start, strip.length, way), strip)
+            place.put(self._read(place, place.read.offset + strip.start, strip.length, way), strip.piece)
 
     def _together(self, cut: Sequence[Strip], place: _Place, together: _Together) -> None:
         """Read this rank's share of whole rows and hand it on, and take what others hand on."""
@@ -114,18 +114,19 @@ class InStrips:
         for part in shared.in_order(len(units), exchange.rank):
             if self.stopped():
                 return
-            strip, (at, length) = cut[part]._replace(piece=cut[part].piece._replace(offset=first)), units[part]
+            strip, (at, length) = cut[part], units[part]
             if shared.reader(part) == exchange.rank:
                 staged = self._read(place, at, length, way)
                 exchange.give(shared, part, staged, at, self.stopped)
-                place.put(staged, strip)
+                place.put(staged, strip.where(first))
                 continue
+            start, stop = shared.handed_on(shared.reader(part))
             with exchange.taken(shared, part, at, length, self.stopped) as there:
                 if there is not None:
-                    place.put(there, strip)
-                    place.counters.came("from another rank", length)
+                    place.put(there, strip.where(first - start, (stop - start, shared.row)))
+                    place.counters.came("from another rank", there.nbytes)
             if there is None and not self.stopped():
-                place.put(self._read(place, at, length, way), strip)
+                place.put(self._read(place, at, length, way), strip.where(first))
 
     def _read(self, place: _Place, at: int, length: int, way: str) -> torch.Tensor:
         staged = place.block[at % _PAGE : at % _PAGE + length]
@@ -143,6 +144,6 @@ class _Place(NamedTuple):
     block: torch.Tensor
     counters: Counters
 
-    def put(self, staged: torch.Tensor, strip: Strip) -> None:
+    def put(self, staged: torch.Tensor, piece: Piece) -> None:
         self.counters.copied_bytes += staged.nbytes
-        self.counters.lost(self.parameter, self.landed.put(staged, strip.piece))
+        self.counters.lost(self.parameter, self.landed.put(staged, piece))

@@ -29,11 +29,22 @@ class Part(NamedTuple):
 
 
 class Strip(NamedTuple):
-    """Some rows of a read: `length` bytes from `start` of it, and the piece that they are."""
+    """Some rows of a read, along `dim`: `length` bytes from `start` of it, and the piece that they are."""
 
     start: int
     length: int
     piece: Piece
+    dim: int
+
+    def where(self, offset: int, squeezed: tuple[int, int] = (1, 1)) -> Piece:
+        """Return the piece in memory where it begins at `offset`.
+
+        squeezed: how many bytes there are from row to row, and how many there were.
+        """
+        now, before = squeezed
+        strides = list(self.piece.strides)
+        strides[self.dim] = strides[self.dim] * now // before
+        return self.piece._replace(offset=offset, strides=tuple(strides))
 
 
 def parts_of(
@@ -67,7 +78,7 @@ def strips(plan: Plan, task: Task, part: Part) -> Iterator[Strip]:
     for at in range(first, last, each):
         stop, begin = min(at + each, last), (at - first) * row
         length = part.length - begin if stop == last else (stop - at) * row
-        yield Strip(part.start + begin, length, piece._replace(offset=0, box=_narrowed(piece.box, dim, at, stop)))
+        yield Strip(part.start + begin, length, piece._replace(offset=0, box=_narrowed(piece.box, dim, at, stop)), dim)
 
 
 def row_of(plan: Plan, task: Task) -> int:

@@ -39,22 +39,20 @@ def reads_in_part(plan: Plan, batch: Batch) -> set[int]:
     """
     needed = dict.fromkeys(range(len(batch.reads)), 0)
     for task in batch.tasks:
-        for read, nbytes in _needed(plan, task):
-            needed[read] += nbytes
+        for part in task.inputs:
+            block = plan.steps[task.step].sources[part.source].entry.dtype.block_bytes
+            for piece in part.pieces:
+                needed[piece.read] += piece.box.size * block
     return {n for n, nbytes in needed.items() if nbytes < _OWN * batch.reads[n].length}
 
 
-def needs_little(plan: Plan, task: Task, length: int) -> bool:
-    """Whether a good part of `length` bytes, which are read for `task`, is not needed: other ranks need that."""
-    return sum(nbytes for _, nbytes in _needed(plan, task)) < _OWN * length
-
-
-def _needed(plan: Plan, task: Task) -> Iterator[tuple[int, int]]:
-    """Yield how many bytes of which read a task needs."""
-    for part in task.inputs:
-        block = plan.steps[task.step].sources[part.source].entry.dtype.block_bytes
-        for piece in part.pieces:
-            yield piece.read, piece.box.size * block
+def needs_little(task: Task) -> bool:
+    """Whether a task takes some of each row of a tensor, as columns, and leaves a good part to other ranks."""
+    if len(task.inputs) != 1 or len(task.inputs[0].pieces) != 1:
+        return False
+    (piece,) = task.inputs[0].pieces
+    extent = 1 + sum((n - 1) * stride for n, stride in zip(piece.box.shape, piece.strides, strict=True))
+    return piece.box.size < _OWN * extent
 
 
 @dataclass(frozen=True)

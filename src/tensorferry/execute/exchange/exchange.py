@@ -46,12 +46,12 @@ class Neighbour:
         self._door: Door | None = None
         self.offer = b""
         where = place()
-        rows = offered(schedule) if schedule is not None and storage is not None and where else []
-        if rows and storage is not None:
-            files = {file: str(storage.stat(file).identity) for file in dict.fromkeys(one.file for one in rows)}
+        needs = offered(schedule) if schedule is not None and storage is not None and where else []
+        if needs and storage is not None:
+            files = {file: str(storage.stat(file).identity) for file in dict.fromkeys(n.rows.file for n in needs)}
             with suppress(OSError):
                 self._door = Door()
-                self.offer = Offer(where, self._door.address, files, tuple(rows)).to_bytes()
+                self.offer = Offer(where, self._door.address, files, tuple(needs)).to_bytes()
 
     def meet(self, offers: Sequence[bytes], rank: int, threads: int) -> Exchange | None:
         """Return what `rank` has to do with the others, told the offers of all; None where it has nothing.
@@ -62,11 +62,11 @@ class Neighbour:
             return None
         told = [Offer.from_bytes(offer) for offer in offers]
         rows = shared_rows(told, rank)
-        others = {n for shared in rows.values() for n in shared.ranks} - {rank}
+        others = {n for shared in rows.values() for n in shared.needs} - {rank}
         if not others:
             return None
         try:
-            slots = Slots.made(_FOR_EACH * threads, max(one.each for one in rows))
+            slots = Slots.made(_FOR_EACH * threads, max(_handed_on(*one, rank) for one in rows.items()))
         except OSError:
             return None
         addresses = {n: offer.address for n, offer in enumerate(told) if n in others and offer is not None}
@@ -76,6 +76,12 @@ class Neighbour:
         """Let nobody in any more."""
         if self._door is not None:
             self._door.close()
+
+
+def _handed_on(rows: Rows, shared: Shared, rank: int) -> int:
+    """Return the bytes that `rank` hands on of a unit at most."""
+    start, stop = shared.handed_on(rank)
+    return rows.each // shared.row * (stop - start)
 
 
 class Exchange:
@@ -89,7 +95,7 @@ class Exchange:
         self.rank = rank
         self._rows, self._slots, self._links = rows, slots, links
         self._changed = threading.Condition()
-        self._gone = {n for shared in rows.values() for n in shared.ranks} - links.keys() - {rank}
+        self._gone = {n for shared in rows.values() for n in shared.needs} - links.keys() - {rank}
         self._there: dict[Unit, int] = {}
         self._kept: set[Unit] = set()
         self._untaken: dict[int, set[int]] = {}
@@ -109,15 +115,17 @@ class Exchange:
         return None if rows is None else self._rows.get(rows)
 
     def give(self, shared: Shared, part: int, data: torch.Tensor, offset: int, stopped: Callable[[], bool]) -> None:
-        """Hand a unit on, which has just been read: `data` (uint8) from `offset` of its file. It is copied.
+        """Hand a unit on that has just been read: `data` (uint8) from `offset` of its file. What others need is copied.
 
         stopped: whether this rank has no wish to go on, asked while others are waited for.
         """
-        takers, slot = [n for n in shared.ranks if n != self.rank], self._next_slot()
+        takers, slot = [n for n in shared.needs if n != self.rank], self._next_slot()
         if slot is None or not self._emptied(slot, stopped):
             self._tell(takers, (_KEPT, shared.number, part, 0))
             return
-        self._slots.at(slot, offset, data.nbytes).copy_(data)
+        start, stop = shared.handed_on(self.rank)
+        some = data.view(-1, shared.row)[:, start:stop]
+        self._slots.at(slot, offset + start, some.nbytes).view(some.shape).copy_(some)
         with self._changed:
             self._untaken[slot] = set(takers) - self._gone
         self._tell(takers, (_GIVEN, shared.number, part, slot))
@@ -126,16 +134,17 @@ class Exchange:
     def taken(
         self, shared: Shared, part: int, offset: int, length: int, stopped: Callable[[], bool]
     ) -> Iterator[torch.Tensor | None]:
-        """Lend what another rank has read of a unit, `length` bytes (uint8) from `offset` of its file.
+        """Lend what another rank hands on of a unit (uint8), which has `length` bytes from `offset` of its file.
 
-        None where it does not come: whoever asks has to read it.
+        Of each row it is what `Shared.handed_on` says. None where it does not come: whoever asks has to read it.
         """
         unit, reader = Unit(shared.number, part), shared.reader(part)
         slot = self._awaited(unit, reader, stopped)
         if slot is None:
             yield None
             return
-        yield self._links[reader].slots.at(slot, offset, length)
+        start, stop = shared.handed_on(reader)
+        yield self._links[reader].slots.at(slot, offset + start, length // shared.row * (stop - start))
         self._tell([reader], (_TAKEN, slot, 0, 0))
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from tensorferry.core.schedule import Batch, Read, Schedule, Task
 from tensorferry.execute.strips import Part, parts_of, row_of, strips
 from tensorferry.execute.ways import needs_little
 
-__all__ = ["LEAST", "Offer", "Rows", "Shared", "Unit", "offered", "rows_of", "shared_rows"]
+__all__ = ["LEAST", "Need", "Offer", "Rows", "Shared", "Unit", "need_of", "offered", "shared_rows"]
 
 LEAST = 256 << 10
 """Bytes of a read from which on handing it on costs less than what it takes to agree on that."""
@@ -43,6 +43,15 @@ class Rows(NamedTuple):
         return ((at, min(self.each, end - at)) for at in range(self.offset, end, self.each))
 
 
+class Need(NamedTuple):
+    """What a rank needs of some rows: of each, which has `row` bytes, those from `start` to `stop`."""
+
+    rows: Rows
+    row: int
+    start: int
+    stop: int
+
+
 class Unit(NamedTuple):
     """A unit by the numbers that all ranks give it: of the rows, and within them."""
 
@@ -52,24 +61,34 @@ class Unit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Rows that several ranks need parts of. number: the same on all of them; ranks: which they are, in order."""
+    """Rows, of `row` bytes each, that several ranks need parts of.
+
+    number: the same on all of them. needs: by the numbers of the ranks, in order, from where to where in each row.
+    """
 
     number: int
-    ranks: tuple[int, ...]
+    row: int
+    needs: dict[int, tuple[int, int]]
 
     def reader(self, part: int) -> int:
         """Return the rank that reads a unit: they take turns."""
-        return self.ranks[(self.number + part) % len(self.ranks)]
+        ranks = list(self.needs)
+        return ranks[(self.number + part) % len(ranks)]
 
     def in_order(self, parts: int, rank: int) -> Iterator[int]:
         """Yield the numbers of all units as `rank` is to take them: of each round its own first, then those of others.
 
         When all ranks do so, and take rows in the same order, none waits for one that waits for it.
         """
-        size = len(self.ranks)
+        size = len(self.needs)
         for first in range(0, parts, size):
             a_round = range(first, min(first + size, parts))
             yield from sorted(a_round, key=lambda part: self.reader(part) != rank)
+
+    def handed_on(self, rank: int) -> tuple[int, int]:
+        """Return from where to where in each row `rank` hands on what it reads: what all of the others need."""
+        starts, stops = zip(*(need for other, need in self.needs.items() if other != rank), strict=True)
+        return min(starts), max(stops)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +102,13 @@ class Offer:
     place: str
     address: str
     files: dict[str, str]
-    rows: tuple[Rows, ...]
+    needs: tuple[Need, ...]
 
     def to_bytes(self) -> bytes:
         """Return it in a form that travels."""
         numbers = {file: n for n, file in enumerate(self.files)}
-        rows = [(numbers[file], *rest) for file, *rest in self.rows]
-        told = {"place": self.place, "address": self.address, "files": list(self.files.items()), "rows": rows}
+        needs = [(numbers[rows.file], *rows[1:], *rest) for rows, *rest in self.needs]
+        told = {"place": self.place, "address": self.address, "files": list(self.files.items()), "needs": needs}
         return json.dumps(told, separators=(",", ":")).encode()
 
     @classmethod
@@ -99,44 +118,46 @@ class Offer:
             return None
         found: dict[str, Any] = json.loads(told)
         names = [file for file, _ in found["files"]]
-        rows = tuple(Rows(names[n], *rest) for n, *rest in found["rows"])
-        return cls(found["place"], found["address"], dict(found["files"]), rows)
+        needs = tuple(Need(Rows(names[n], *rest[:3]), *rest[3:]) for n, *rest in found["needs"])
+        return cls(found["place"], found["address"], dict(found["files"]), needs)
 
 
-def offered(schedule: Schedule) -> list[Rows]:
-    """Return the rows that a schedule needs a part of, in the order in which it reads them.
+def offered(schedule: Schedule) -> list[Need]:
+    """Return what a schedule needs of rows of which it needs but a part, in the order in which it reads them.
 
     Rows that it needs for two tasks are left out: they would have to be handed on twice.
     """
-    found = [rows for batch in schedule.batches for rows in _rows(schedule.plan, batch)]
-    times = Counter(found)
-    return [rows for rows in found if times[rows] == 1]
+    found = [need for batch in schedule.batches for need in _needs(schedule.plan, batch)]
+    times = Counter(need.rows for need in found)
+    return [need for need in found if times[need.rows] == 1]
 
 
-def _rows(plan: Plan, batch: Batch) -> Iterator[Rows]:
-    for n, parts in parts_of(plan, batch, least=LEAST).items():
+def _needs(plan: Plan, batch: Batch) -> Iterator[Need]:
+    little = [number for number, task in enumerate(batch.tasks) if needs_little(task)]
+    for n, parts in parts_of(plan, batch, least=LEAST).items() if little else ():
         for part in parts:
-            task = batch.tasks[part.task]
-            rows = rows_of(plan, batch.reads[n], task, part) if needs_little(plan, task, part.length) else None
-            if rows is not None and rows.length >= LEAST:
-                yield rows
+            if part.task in little:
+                need = need_of(plan, batch.reads[n], batch.tasks[part.task], part)
+                if need is not None and need.rows.length >= LEAST:
+                    yield need
 
 
-def rows_of(plan: Plan, read: Read, task: Task, part: Part) -> Rows | None:
-    """Return the whole rows of which a task takes a part of each, where its part of a read is done in strips.
+def need_of(plan: Plan, read: Read, task: Task, part: Part) -> Need | None:
+    """Return what a task needs of whole rows, where its part of a read is done in strips.
 
-    There are as many units as strips, and each has the rows of one. None where the tensor does not lie row by row.
+    The rows have as many units as there are strips. None where the tensor does not lie row by row.
     """
     span = plan.steps[task.step].sources[task.inputs[0].source].entry.span
     if span is None or span.file != read.file:
         return None
     row, first = row_of(plan, task), read.offset + part.start
-    offset = first - (first - span.offset) % row
-    length = -(-(first + part.length - offset) // row) * row
-    if offset + length > span.offset + span.length:
+    start = (first - span.offset) % row
+    length = -(-(start + part.length) // row) * row
+    if first - start + length > span.offset + span.length:
         return None
     starts = [strip.start - part.start for strip in strips(plan, task, part)]
-    return Rows(read.file, offset, length, starts[1] if len(starts) > 1 else length)
+    rows = Rows(read.file, first - start, length, starts[1] if len(starts) > 1 else length)
+    return Need(rows, row, start, start + part.length - (length - row))
 
 
 def shared_rows(offers: Sequence[Offer | None], rank: int) -> dict[Rows, Shared]:
@@ -148,20 +169,26 @@ def shared_rows(offers: Sequence[Offer | None], rank: int) -> dict[Rows, Shared]
     mine = offers[rank]
     if mine is None:
         return {}
-    takers: dict[tuple[Any, ...], list[int]] = {}
+    takers: dict[_Key, dict[int, tuple[int, int]]] = {}
     for other, offer in enumerate(offers):
         if offer is not None and offer.place == mine.place:
-            for key in dict.fromkeys(_keys(offer)):
-                takers.setdefault(key, []).append(other)
-    takers = {key: ranks for key, ranks in sorted(takers.items()) if len(ranks) > 1}
-    orders = {n: [key for key in _keys(offers[n]) if key in takers] for n in {r for rs in takers.values() for r in rs}}
+            for key, need in zip(_keys(offer), offer.needs, strict=True):
+                takers.setdefault(key, {})[other] = need.start, need.stop
+    takers = {key: needs for key, needs in sorted(takers.items()) if len(needs) > 1}
+    orders = {n: [k for k in _keys(offers[n]) if k in takers] for n in {r for needs in takers.values() for r in needs}}
     for one, two in combinations(orders, 2):
         both = set(orders[one]) & set(orders[two])
         if [key for key in orders[one] if key in both] != [key for key in orders[two] if key in both]:
             return {}
-    numbers = {key: Shared(n, tuple(ranks)) for n, (key, ranks) in enumerate(takers.items())}
-    return {rows: numbers[key] for rows, key in zip(mine.rows, _keys(mine), strict=True) if key in numbers}
+    numbers = {key: Shared(n, key[-1], needs) for n, (key, needs) in enumerate(takers.items())}
+    return {need.rows: numbers[k] for need, k in zip(mine.needs, _keys(mine), strict=True) if k in numbers}
 
 
-def _keys(offer: Offer | None) -> list[tuple[Any, ...]]:
-    return [] if offer is None else [(offer.files[rows.file], *rows[1:]) for rows in offer.rows]
+_Key = tuple[str, int, int, int, int]
+"""Which file, then offset, length, unit and row in bytes."""
+
+
+def _keys(offer: Offer | None) -> list[_Key]:
+    if offer is None:
+        return []
+    return [(offer.files[rows.file], rows.offset, rows.length, rows.each, row) for rows, row, *_ in offer.needs]
