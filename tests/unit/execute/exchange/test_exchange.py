@@ -1,0 +1,340 @@
+"""Ranks that read for each other: each byte once, the right values on all, and nobody who waits for the dead."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from helpers.checkpoints import raw
+from helpers.memory_storage import MemoryStorage
+from tensorferry.core.boxes import Box, Region
+from tensorferry.core.catalogue import TensorEntry
+from tensorferry.core.dtypes import DTYPES
+from tensorferry.core.lower import lower
+from tensorferry.core.plan import Plan, Source, Step
+from tensorferry.core.schedule import Schedule
+from tensorferry.core.transforms import TensorSpec
+from tensorferry.errors import ReadError
+from tensorferry.execute import ThreadedExecutor
+from tensorferry.execute.base import Counters
+from tensorferry.execute.exchange import Exchange, Neighbour, exchange
+from tensorferry.execute.exchange.links import Door, Link, connected, place
+from tensorferry.execute.exchange.rows import Rows, Shared
+from tensorferry.execute.exchange.slots import Slots
+from tensorferry.storage.local import LocalStorage
+
+MIB = 1 << 20
+LAYERS, ROWS, WIDTH = 3, 1500, 1024  # 2 KiB a row, 2.9 MiB a tensor
+
+pytestmark = pytest.mark.skipif(not place(), reason="this system has no such memory and sockets")
+
+
+def values(layer: int) -> torch.Tensor:
+    return torch.arange(ROWS * WIDTH).add(layer).to(torch.int16).view(torch.bfloat16).view(ROWS, WIDTH)
+
+
+def contents() -> bytes:
+    return bytes(1000) + b"".join(raw(values(layer)) for layer in range(LAYERS))
+
+
+def schedule_for(start: int, stop: int, *, dtype: str = "BF16", max_read: int = 16 * MIB) -> Schedule:
+    """Return how a rank reads the columns from `start` to `stop` of all layers."""
+    bf16, steps, parameters = DTYPES["BF16"], [], {}
+    for layer in range(LAYERS):
+        entry = TensorEntry.at(f"w{layer}", bf16, (ROWS, WIDTH), "f", 1000 + layer * ROWS * WIDTH * 2)
+        source = Source(entry, Region((ROWS, WIDTH), Box((0, start), (ROWS, stop))))
+        steps.append(Step(f"w{layer}", Region.whole((ROWS, stop - start)), (source,)))
+        parameters[f"w{layer}"] = TensorSpec(DTYPES[dtype], (ROWS, stop - start))
+    plan = Plan(tuple(steps), parameters)
+    return lower(plan, max_gap=4096, max_read=max_read, max_staging=64 * MIB, waste=100.0)
+
+
+def empty(schedule: Schedule) -> dict[str, torch.Tensor]:
+    kinds = {"BF16": torch.bfloat16, "F32": torch.float32}
+    return {n: torch.zeros(spec.shape, dtype=kinds[spec.dtype.name]) for n, spec in schedule.plan.parameters.items()}
+
+
+def met(schedules: list[Schedule | None], storages: list[Any], threads: int = 4) -> list[Exchange | None]:
+    """Have ranks meet, each in a thread, as they would in processes of their own."""
+    with ExitStack() as met:
+        neighbours = [Neighbour(*one) for one in zip(schedules, storages, strict=True)]
+        for one in neighbours:
+            met.callback(one.close)
+        offers = [one.offer for one in neighbours]
+        with ThreadPoolExecutor(len(neighbours)) as pool:
+            return list(pool.map(lambda one: one[1].meet(offers, one[0], threads), enumerate(neighbours)))
+
+
+def together(works: list[Callable[[], Any]]) -> list[Any]:
+    with ThreadPoolExecutor(len(works)) as pool:
+        return [future.result(60) for future in [pool.submit(work) for work in works]]
+
+
+def load(exchanges: list[Exchange | None], schedules: list[Schedule], storages: list[Any]) -> list[Any]:
+    """Have all ranks load at once; return (counters, parameters) of each."""
+
+    def of(rank: int) -> tuple[Counters, dict[str, torch.Tensor]]:
+        found, mine = empty(schedules[rank]), exchanges[rank]
+        with ExitStack() as until_loaded:
+            if mine is not None:
+                until_loaded.enter_context(mine)
+            executor = ThreadedExecutor(4, shared=True, exchange=mine)
+            return executor.run(schedules[rank], storages[rank], found), found
+
+    return together([lambda rank=rank: of(rank) for rank in range(len(schedules))])  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("max_read", [16 * MIB, 2 * MIB])
+@pytest.mark.parametrize("edges", [(0, 512, 1024), (0, 300, 1024), (0, 256, 512, 768, 1024)])
+@pytest.mark.parametrize("dtype", ["BF16", "F32"])
+def test_each_byte_is_read_by_one_rank_and_is_right_on_all(edges: tuple[int, ...], max_read: int, dtype: str) -> None:
+    cuts = list(pairwise(edges))
+    schedules = [schedule_for(*cut, dtype=dtype, max_read=max_read) for cut in cuts]
+    storages = [MemoryStorage({"f": contents()}) for _ in cuts]
+    found = load(met(list(schedules), storages), schedules, storages)
+    for (start, stop), (_, parameters) in zip(cuts, found, strict=True):
+        for layer in range(LAYERS):
+            wanted = values(layer)[:, start:stop].to(parameters[f"w{layer}"].dtype)
+            assert torch.equal(parameters[f"w{layer}"].view(torch.int16), wanted.view(torch.int16))
+    assert sum(counters.bytes_read for counters, _ in found) == LAYERS * ROWS * WIDTH * 2
+    ranges = sorted((at, at + length) for storage in storages for _, at, length in storage.reads)
+    assert all(one[1] <= two[0] for one, two in pairwise(ranges))
+    assert all(counters.ways["from another rank"] for counters, _ in found)
+
+
+def test_ranks_share_files_past_the_page_cache(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(contents())
+    with LocalStorage(tmp_path) as one, LocalStorage(tmp_path) as two:
+        os.sync()
+        fd = os.open(tmp_path / "f", os.O_RDONLY)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+        schedules = [schedule_for(0, 512), schedule_for(512, 1024)]
+        found = load(met(list(schedules), [one, two]), schedules, [one, two])
+    for rank, (counters, parameters) in enumerate(found):
+        assert torch.equal(parameters["w2"].view(torch.int16), values(2)[:, rank * 512 :][:, :512].view(torch.int16))
+        assert "buffered: shared" not in counters.ways
+
+
+def test_what_lies_in_the_page_cache_is_not_handed_on(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(contents())
+    with LocalStorage(tmp_path) as one, LocalStorage(tmp_path) as two:
+        (tmp_path / "f").read_bytes()
+        schedules = [schedule_for(0, 512), schedule_for(512, 1024)]
+        found = load(met(list(schedules), [one, two]), schedules, [one, two])
+    assert [counters.ways.get("from another rank", 0) for counters, _ in found] == [0, 0]
+
+
+def test_files_that_are_others_are_not_shared(tmp_path: Path) -> None:
+    folders = [tmp_path / "0", tmp_path / "1"]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "f").write_bytes(contents())
+    with LocalStorage(folders[0]) as one, LocalStorage(folders[1]) as two:
+        assert met([schedule_for(0, 512), schedule_for(512, 1024)], [one, two]) == [None, None]
+
+
+def test_a_rank_that_has_nothing_to_load_is_left_out() -> None:
+    schedules = [schedule_for(0, 512), None, schedule_for(512, 1024)]
+    storages = [MemoryStorage({"f": contents()}) for _ in schedules]
+    first, none, last = met(schedules, storages)
+    assert none is None
+    assert first is not None
+    assert last is not None
+    for one in (first, last):
+        one.close()
+
+
+def test_a_rank_whose_neighbour_has_ended_reads_for_itself() -> None:
+    schedules = [schedule_for(0, 512), schedule_for(512, 1024)]
+    storages = [MemoryStorage({"f": contents()}) for _ in schedules]
+    first, second = met(list(schedules), storages)
+    assert first is not None
+    assert second is not None
+    second.close()
+    ((counters, parameters),) = load([first], schedules[:1], storages[:1])
+    assert torch.equal(parameters["w1"].view(torch.int16), values(1)[:, :512].view(torch.int16))
+    assert counters.bytes_read == LAYERS * ROWS * WIDTH * 2
+
+
+def test_a_rank_whose_disk_fails_stops_nobody_else() -> None:
+    def broken(path: str, offset: int, length: int) -> None:
+        if offset > MIB:
+            raise ReadError("the disk is broken")
+
+    schedules = [schedule_for(0, 512), schedule_for(512, 1024)]
+    storages = [MemoryStorage({"f": contents()}), MemoryStorage({"f": contents()}, before_read=broken)]
+    exchanges, found = met(list(schedules), storages), empty(schedules[0])
+
+    def good() -> None:
+        with exchanges[0] as mine:  # type: ignore[union-attr]
+            ThreadedExecutor(4, exchange=mine).run(schedules[0], storages[0], found)
+
+    def bad() -> None:
+        with exchanges[1] as mine, pytest.raises(ReadError, match="the disk is broken"):  # type: ignore[union-attr]
+            ThreadedExecutor(4, exchange=mine).run(schedules[1], storages[1], empty(schedules[1]))
+
+    begun = time.monotonic()
+    together([good, bad])
+    assert time.monotonic() - begun < exchange._PATIENCE
+    for layer in range(LAYERS):
+        assert torch.equal(found[f"w{layer}"].view(torch.int16), values(layer)[:, :512].view(torch.int16))
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "_PATIENCE", 0.3)
+    monkeypatch.setattr(exchange, "_MEETING", 0.3)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_neighbour_that_hangs_is_done_without() -> None:
+    schedules = [schedule_for(0, 512), schedule_for(512, 1024)]
+    storages = [MemoryStorage({"f": contents()}) for _ in schedules]
+    first, second = met(list(schedules), storages)  # the second never does anything
+    begun = time.monotonic()
+    ((counters, parameters),) = load([first], schedules[:1], storages[:1])
+    assert time.monotonic() - begun < 5
+    assert torch.equal(parameters["w2"].view(torch.int16), values(2)[:, :512].view(torch.int16))
+    assert counters.bytes_read == LAYERS * ROWS * WIDTH * 2
+    assert second is not None
+    second.close()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_neighbour_that_never_comes_is_done_without() -> None:
+    schedules = [schedule_for(0, 512), schedule_for(512, 1024)]
+    storages = [MemoryStorage({"f": contents()}) for _ in schedules]
+    neighbours = [Neighbour(*one) for one in zip(schedules, storages, strict=True)]
+    neighbours[1].close()
+    mine = neighbours[0].meet([one.offer for one in neighbours], 0, 4)
+    neighbours[0].close()
+    ((counters, _),) = load([mine], schedules[:1], storages[:1])
+    assert counters.bytes_read == LAYERS * ROWS * WIDTH * 2
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Exchange, Exchange, Shared]]:
+    """Two ranks that share eight rows of 4 bytes, a row to a unit, and have one slot for each of two threads."""
+    rows, shared = Rows("f", 0, 32, 4), Shared(0, 4, {0: (0, 2), 1: (2, 4)})
+    doors, slots = [Door(), Door()], [Slots.made(2, 2) for _ in range(2)]
+    addresses = {rank: door.address for rank, door in enumerate(doors)}
+
+    def link(rank: int) -> dict[int, Link]:
+        others = {other: address for other, address in addresses.items() if other != rank}
+        return connected(doors[rank], rank, others, slots[rank], 5.0)
+
+    links = together([lambda: link(0), lambda: link(1)])
+    for door in doors:
+        door.close()
+    first, second = (Exchange(rank, {rows: shared}, slots[rank], links[rank]) for rank in range(2))
+    yield first, second, shared
+    first.close()
+    second.close()
+
+
+def going_on() -> bool:
+    return False
+
+
+def test_only_what_others_need_is_handed_on(pair: tuple[Exchange, Exchange, Shared]) -> None:
+    first, second, shared = pair
+    first.give(shared, 0, torch.tensor([1, 2, 3, 4], dtype=torch.uint8), 0, going_on)
+    with second.taken(shared, 0, 0, 4, going_on) as there:
+        assert there is not None
+        assert there.tolist() == [3, 4]
+
+
+def test_a_slot_is_not_filled_again_before_it_was_emptied(pair: tuple[Exchange, Exchange, Shared]) -> None:
+    first, second, shared = pair
+    data = [torch.full((4,), n, dtype=torch.uint8) for n in range(3)]
+
+    def give() -> None:
+        for n in range(3):
+            first.give(shared, 2 * n, data[n], 0, going_on)
+
+    giving = threading.Thread(target=give)
+    giving.start()
+    time.sleep(0.2)
+    assert giving.is_alive()  # two slots, and three units
+    for n in range(3):
+        with second.taken(shared, 2 * n, 0, 4, going_on) as there:
+            assert there is not None
+            assert there.tolist() == [n, n]
+    giving.join(5)
+    assert not giving.is_alive()
+
+
+def test_what_was_handed_on_can_be_taken_when_its_rank_has_ended(pair: tuple[Exchange, Exchange, Shared]) -> None:
+    first, second, shared = pair
+    first.give(shared, 0, torch.tensor([1, 2, 3, 4], dtype=torch.uint8), 0, going_on)
+    first.close()
+    with second.taken(shared, 0, 0, 4, going_on) as there:
+        assert there is not None
+        assert there.tolist() == [3, 4]
+    with second.taken(shared, 2, 0, 4, going_on) as there:
+        assert there is None
+
+
+def test_who_has_stopped_waits_for_nobody(pair: tuple[Exchange, Exchange, Shared]) -> None:
+    _, second, shared = pair
+    begun = time.monotonic()
+    with second.taken(shared, 0, 0, 4, lambda: True) as there:
+        assert there is None
+    assert time.monotonic() - begun < 1
+
+
+def test_an_exchange_leaves_nothing_open() -> None:
+    def open_now() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before, threads = open_now(), threading.active_count()
+    schedules = [schedule_for(0, 512), schedule_for(512, 1024)]
+    storages = [MemoryStorage({"f": contents()}) for _ in schedules]
+    load(met(list(schedules), storages), schedules, storages)
+    assert (open_now(), threading.active_count()) == (before, threads)
+
+
+def test_memory_that_could_be_cut_short_is_refused() -> None:
+    fd = os.memfd_create("x", os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, 3 * 4096)
+    with pytest.raises(OSError, match="not what it said"):
+        Slots.opened(fd, 1, 8192)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+    mine = Slots.made(1, 8192)
+    with pytest.raises(OSError, match="not what it said"):
+        Slots.opened(os.dup(mine.fd), 2, 8192)
+    with pytest.raises(PermissionError):
+        os.ftruncate(mine.fd, 4096)
+    assert fcntl.fcntl(mine.fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
+    mine.close()
+
+
+def test_bytes_lie_in_a_slot_as_they_do_in_the_file() -> None:
+    mine = Slots.made(2, 5000)
+    there = mine.at(1, 4096 * 7 + 1000, 5000)
+    assert (there.data_ptr() % 4096, there.nbytes) == (1000, 5000)
+    mine.close()
+
+
+def test_who_says_something_else_is_not_let_in() -> None:
+    door, slots = Door(), Slots.made(1, 16)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+        stranger.connect(f"\0{door.address}")
+        stranger.send(b"hello")
+        assert connected(door, 0, {1: "nobody"}, slots, 0.3) == {}
+    door.close()
+    slots.close()
