@@ -17,6 +17,8 @@ from helpers.old_loaders import NanoModel, nano_checkpoint, poisoned
 from helpers.ranks import Fault, Ranks
 from helpers.vllm_loading import is_untouched, load, rewrite
 from tensorferry import PlanError
+from tensorferry.execute.exchange.links import place
+from tensorferry.execute.ways import Ways
 
 
 @pytest.fixture
@@ -85,6 +87,44 @@ def test_experts_of_another_rank_are_not_read_and_not_unexpected(two_ranks: Rank
     first, second = two_ranks.run(load_one_expert, tmp_path)
     assert first == [16, ("experts.2",), {"experts.1": "another rank needs it"}]
     assert second == [16, ("experts.2",), {"experts.0": "another rank needs it"}]
+
+
+class Columns(nn.Module):
+    """Takes its half of the columns of a matrix."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.rank = rank
+        self.w = nn.Parameter(torch.zeros(1024, 512))
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        for _, value in weights:
+            self.w.data.copy_(value.narrow(1, 512 * self.rank, 512))
+
+
+def load_columns(rank: int, size: int, folder: Path, read: dict[str, Any]) -> list[Any]:
+    import torch.distributed as dist
+
+    with installed() as vllm, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ways, "find_cached", lambda self, reads: False)  # as on a disk
+        vllm.share(size, rank, dist.group.WORLD)
+        model = Columns(rank)
+        report = load(vllm, folder, model, read=read).report
+        return [bool(model.w.detach().eq(torch.arange(1024).view(-1, 1)).all()), report.bytes_read, dict(report.ways)]
+
+
+@pytest.mark.parametrize("read", [{}, {"exchange": False}, {"shared": False}])
+def test_ranks_read_columns_for_each_other(two_ranks: Ranks, tmp_path: Path, read: dict[str, Any]) -> None:
+    matrix = torch.arange(1024, dtype=torch.float32).view(-1, 1).expand(1024, 1024).contiguous()
+    write_safetensors(tmp_path / "model.safetensors", {"w": matrix})
+    found = two_ranks.run(load_columns, tmp_path, read)
+    assert [right for right, *_ in found] == [True, True]
+    handed_on = [ways.get("from another rank", 0) for *_, ways in found]
+    if read or not place():
+        assert handed_on == [0, 0]
+    else:
+        assert handed_on == [matrix.nbytes // 4] * 2
+        assert sum(nbytes for _, nbytes, _ in found) == matrix.nbytes
 
 
 @pytest.mark.parametrize("drafted", [False, True])
