@@ -255,7 +255,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return None, held.contents.lost
         if not _as_stored(source, held.contents) or not _as_stored(into, memory.contents):
             return None, "is copied through a view of another type"
-        wide = source.expand(into.shape)
+        wide = source if source.shape == into.shape else source.expand(into.shape)
         found = held.contents.read(_between(into, geometry(wide)))
         if found is None:
             return None, "is copied from memory that was filled in part or irregularly"

@@ -89,6 +89,8 @@ class Copy:
 
     def tidy(self) -> Copy:
         """Return the same copy with its loops in the order of what is written, and as few as can be."""
+        if not self.axes or (len(self.axes) == 1 and self.axes[0].size != 1):
+            return self
         merged: list[Axis] = []
         for axis in sorted((a for a in self.axes if a.size != 1), key=lambda a: (-a.into, -a.source)):
             outer = merged[-1] if merged else None
@@ -250,6 +252,8 @@ def in_order(copy: Copy, limit: int) -> list[Copy] | None:
     None where more than `limit` would be needed, as for a transpose.
     """
     copy = copy.tidy()
+    if not copy.axes or (len(copy.axes) == 1 and copy.axes[0].source > 0):
+        return [copy]
     kept = _heaviest_falling(copy.axes)
     apart = [k for k in range(len(copy.axes)) if k not in kept]
     if prod(copy.axes[k].size for k in apart) > limit:
