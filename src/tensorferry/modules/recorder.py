@@ -259,7 +259,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         found = held.contents.read(_between(into, geometry(wide)))
         if found is None:
             return None, "is copied from memory that was filled in part or irregularly"
-        moved = [p.moved(p.copy, memory.contents.dtype) for p in found]
+        moved = [p.written_as(memory.contents.dtype) for p in found]
         known = [p for p in moved if p is not None]
         if len(known) < len(moved):
             return None, f"is rounded twice on its way to {memory.contents.dtype}"
