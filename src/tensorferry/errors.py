@@ -133,5 +133,7 @@ def shown(text: str, limit: int = 120) -> str:
     text = text[: limit + _LONGEST_URL]
     if ":/" in text:
         text = _QUERY.sub(r"\1?…", _CREDENTIALS.sub(r"\1…@", text))
-    safe = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[: limit + 1])
+    safe = text[: limit + 1]
+    if not safe.isprintable():
+        safe = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in safe)
     return safe if len(safe) <= limit else safe[: limit - 1] + "…"

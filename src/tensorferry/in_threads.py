@@ -14,6 +14,9 @@ __all__ = ["in_threads"]
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
+_SOON = 0.0005
+"""Seconds without a result after which one more thread is started."""
+
 _PATIENCE = 1.0
 """Seconds that reads which have begun are waited for, after an error or an interrupt."""
 
@@ -23,9 +26,10 @@ def in_threads(
 ) -> list[_Result]:
     """Return ``work(item)`` for each of `items`, in order, done by at most `threads` threads.
 
-    After an error, as after an interrupt, nothing more is begun. Of several errors, that of the first item is raised,
-    or the one that came first where there is `stop`: that is set when no more results are wanted, for work that takes
-    long to look at, and to end with errors of its own.
+    There are several only where one takes a while: short pieces of Python take longer in threads that wait for each
+    other. After an error, as after an interrupt, nothing more is begun. Of several errors, that of the first item is
+    raised, or the one that came first where there is `stop`: that is set when no more results are wanted, for work
+    that takes long to look at, and to end with errors of its own.
     """
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[int, _Result | BaseException, bool]] = queue.SimpleQueue()
@@ -41,15 +45,22 @@ def in_threads(
                 except BaseException as error:  # noqa: BLE001 - whoever waits for it raises it
                     done.put((number, error, False))
 
+    def start() -> None:
+        started.append(Thread(target=run, name="tensorferry-files", daemon=True))
+        started[-1].start()
+
     started: list[Thread] = []
     failed: dict[int, BaseException] = {}
     results: dict[int, _Result] = {}
     try:
-        for _ in range(min(threads, len(items))):
-            started.append(Thread(target=run, name="tensorferry-files", daemon=True))
-            started[-1].start()
         while len(results) < len(items) and not failed:
-            _sort(done.get(), results, failed)
+            if not started:
+                start()
+            may_start = len(started) < min(threads, len(items))
+            try:
+                _sort(done.get(timeout=_SOON if may_start else None), results, failed)
+            except queue.Empty:
+                start()
     finally:
         _all(waiting)
         if stop is not None:

@@ -93,3 +93,13 @@ def test_after_an_error_nothing_more_is_begun() -> None:
     with pytest.raises(Fault):
         in_threads(work, range(1000), 1)
     assert len(begun) < 1000
+
+
+def test_what_takes_a_while_is_done_by_several_threads() -> None:
+    both = threading.Barrier(2)
+
+    def waits_for_another(item: int) -> int:
+        both.wait(2.0)
+        return threading.get_ident()
+
+    assert len(set(in_threads(waits_for_another, range(2), 8))) == 2

@@ -14,7 +14,7 @@ from tensorferry.core.boxes import Region
 from tensorferry.core.catalogue import TensorEntry
 from tensorferry.core.dtypes import DType
 from tensorferry.core.names import fold, said_of_all, template_of
-from tensorferry.core.rules import compiled
+from tensorferry.core.rules import matcher
 from tensorferry.core.transforms import TensorSpec, Transform
 from tensorferry.errors import ConfigError, PlanError, shown
 from tensorferry.problems import Problem, ProblemKind
@@ -52,12 +52,11 @@ class Strictness:
         if not isinstance(patterns, tuple) or not all(isinstance(p, str) for p in patterns):
             hint = f", such as ({patterns!r},)" if isinstance(patterns, str) else ""
             raise ConfigError(f"Strictness: may_miss {patterns!r}: a tuple of names in rule notation is expected{hint}")
-        for pattern in self.may_miss:
-            compiled(pattern)
+        matcher(self.may_miss)
 
     def needs(self, name: str) -> bool:
         """Whether it stops the load that nothing fills the parameter `name`."""
-        return self.missing == "error" and not any(compiled(pattern).fullmatch(name) for pattern in self.may_miss)
+        return self.missing == "error" and not matcher(self.may_miss)(name)
 
     @classmethod
     def strict(cls) -> Strictness:

@@ -10,14 +10,14 @@ A rule's source is written with placeholders and matches a whole name: ``{i}`` s
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from tensorferry.core.transforms import Transform
 from tensorferry.errors import RuleError
 
-__all__ = ["Drop", "Ignore", "Join", "Part", "Place", "Rule", "Split", "compiled", "filled"]
+__all__ = ["Drop", "Ignore", "Join", "Part", "Place", "Rule", "Split", "compiled", "filled", "matcher"]
 
 _PLACEHOLDER = re.compile(r"\{([a-z_][a-z0-9_]*)(?::(part|path))?\}")
 _MATCHES = {None: r"[0-9]{1,18}", "part": r"[^.]+", "path": r".+"}
@@ -98,6 +98,17 @@ def compiled(source: str) -> re.Pattern[str]:
     if set("{}") & set(_PLACEHOLDER.sub("", source)):
         raise RuleError(f"rule {source!r} has a brace that is no placeholder like {{i}}, {{x:part}} or {{x:path}}")
     return re.compile("".join([*parts, re.escape(rest)]), re.DOTALL)
+
+
+@lru_cache(maxsize=16)
+def matcher(given: tuple[str, ...]) -> Callable[[str], bool]:
+    """Return what tells whether a name matches one of the sources `given`; raises RuleError where one is malformed.
+
+    Those without a placeholder match themselves, and no regular expression is made of them: that takes long.
+    """
+    names = frozenset(source for source in given if not set("{}") & set(source))
+    patterns = [compiled(source) for source in given if source not in names]
+    return lambda name: name in names or any(pattern.fullmatch(name) for pattern in patterns)
 
 
 def placeholders(text: str) -> tuple[str, ...]:

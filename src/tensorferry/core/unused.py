@@ -24,7 +24,7 @@ def unused_rules(rules: RuleSet, entries: Collection[str]) -> list[Problem]:
 
 def unused_patterns(strict: Strictness, parameters: Collection[str]) -> list[Problem]:
     """Return a finding for each pattern of `may_miss` that no parameter has. Raises what `unused_rules` raises."""
-    unused = [p for p in strict.may_miss if not any(map(compiled(p).fullmatch, parameters))]
+    unused = [p for p in strict.may_miss if not (p in parameters or any(map(compiled(p).fullmatch, parameters)))]
     return [_unused(p, "of may_miss matches no parameter of the model", parameters) for p in unused]
 
 

@@ -55,7 +55,7 @@ def prepare_own(
     with timed(seconds, "trace"):
         target = describe(model)
         if config.own_loader == "trace":
-            traced = trace(model, checkpoint.catalogue, strict=strict)
+            traced = trace(model, checkpoint.catalogue, strict=strict, target=target)
         else:
             traced = all_streamed(target, checkpoint.catalogue, "streaming was asked for")
     findings = (*traced.plan.problems, *unused_patterns(strict, target))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 
@@ -16,11 +16,17 @@ __all__ = ["TRANSLATORS", "Translator", "translate"]
 Translator = Callable[[Storage, Catalogue], Mapped | None]
 """Returns the catalogue of the files in a storage under the names of transformers; None for files that are not its."""
 
-TRANSLATORS = (
-    "tensorferry.compat.gguf.translating:translated",
-    "tensorferry.compat.consolidated.translating:translated",
+TRANSLATORS: Sequence[tuple[Callable[[Catalogue], bool], str]] = (
+    (lambda catalogue: catalogue.format == "gguf", "tensorferry.compat.gguf.translating:translated"),
+    (
+        lambda catalogue: any(name.endswith(".attention.wq.weight") for name in catalogue),
+        "tensorferry.compat.consolidated.translating:translated",
+    ),
 )
-"""Where translators are, as module and name. They stand beside the loaders, and are imported when they are needed."""
+"""What every catalogue of a translator has, and where that is, as module and name.
+
+They stand beside the loaders, and are imported when they are needed: that takes longer than opening a checkpoint.
+"""
 
 
 def translate(checkpoint: Checkpoint) -> tuple[Checkpoint, Mapping[str, str]]:
@@ -28,7 +34,9 @@ def translate(checkpoint: Checkpoint) -> tuple[Checkpoint, Mapping[str, str]]:
 
     The same one where its names are no others, or where they are not known.
     """
-    for place in TRANSLATORS:
+    for may_be, place in TRANSLATORS:
+        if not may_be(checkpoint.catalogue):
+            continue
         module, _, name = place.partition(":")
         translator: Translator = getattr(import_module(module), name)
         mapped = translator(checkpoint.storage, checkpoint.catalogue)

@@ -31,14 +31,16 @@ class Patch(NamedTuple):
     fill: float = 0.0
     rounded: DType | None = None
 
-    def moved(self, copy: Copy, dtype: DType) -> Patch | None:
-        """Return this patch copied on to memory of `dtype`; None where that rounds values a second time."""
-        if self.entry is None:
-            return self._replace(copy=copy)
-        held = self.rounded or self.entry.dtype
+    def written_as(self, dtype: DType) -> Patch | None:
+        """Return this patch in memory of `dtype`; None where that rounds values a second time."""
+        held = dtype if self.entry is None else self.rounded or self.entry.dtype
         if held == dtype or cast_kind(held, dtype) is Cast.EXACT:
-            return self._replace(copy=copy)
-        return self._replace(copy=copy, rounded=dtype) if self.rounded is None else None
+            return self
+        return self._replace(rounded=dtype) if self.rounded is None else None
+
+    def along(self, copy: Copy) -> Patch:
+        """Return what the patch has, lying as `copy` says."""
+        return Patch(copy, self.entry, self.fill, self.rounded)
 
 
 @dataclass(slots=True)
@@ -75,7 +77,7 @@ class Contents:
             except TooScattered:
                 self.lose("comes from a tensor that is put together irregularly")
                 break
-            moved = Patch(copy, part).moved(copy, self.dtype)
+            moved = Patch(copy, part).written_as(self.dtype)
             self.write([moved] if moved is not None else [])
         return self
 
@@ -93,7 +95,7 @@ class Contents:
         if self.lost is not None:
             return None
         if self._is_plain:
-            return [self.patches[0]._replace(copy=copy)]
+            return [self.patches[0].along(copy)]
         try:
             found = self.covered(copy)
         except TooScattered:
@@ -105,7 +107,7 @@ class Contents:
     def covered(self, copy: Copy) -> list[Patch]:
         """Return what `copy` reads from patches, as patches of what it writes; raises TooScattered."""
         low, high = copy.source, copy.source + sum((a.size - 1) * a.source for a in copy.axes)
-        return [patch._replace(copy=part) for patch in self._near(low, high) for part in through(copy, patch.copy)]
+        return [patch.along(part) for patch in self._near(low, high) for part in through(copy, patch.copy)]
 
     def fill(self, copy: Copy, value: float) -> None:
         """Write one value to all that `copy` writes."""
@@ -119,7 +121,7 @@ class Contents:
         """Write `patches` over what is there."""
         self._is_plain = False
         for patch in patches:
-            tidy = patch._replace(copy=patch.copy.tidy())
+            tidy = patch.along(patch.copy.tidy())
             if tidy.copy.size:
                 self._write(tidy)
 

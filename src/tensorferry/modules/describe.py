@@ -23,13 +23,19 @@ __all__ = [
     "identity_of",
     "offers",
     "places",
+    "seen_as_plain",
     "tensors_of",
     "walked",
+    "walked_once",
 ]
 
 
 ORDINARY = frozenset({nn.Parameter, torch.Tensor})
 """Classes of tensors of which nothing has to be asked; asking whether one is a parameter takes torch a while."""
+
+seen_as_plain = torch._C.DisableTorchFunctionSubclass
+"""Within it, torch does not ask the class of a tensor for its shape and the like: those of vLLM take ten times as long,
+and say the same."""
 
 
 @runtime_checkable
@@ -98,6 +104,14 @@ def walked(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return found
 
 
+def walked_once(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return what `walked` does, but every module under its first name only."""
+    found: dict[nn.Module, str] = {}
+    for prefix, module in walked(model):
+        found.setdefault(module, prefix)
+    return [(prefix, module) for module, prefix in found.items()]
+
+
 def _walk(prefix: str, module: nn.Module, found: list[tuple[str, nn.Module]]) -> None:
     if type(module).named_modules is not nn.Module.named_modules:
         named = module.named_modules(prefix=prefix[:-1], remove_duplicate=False)
@@ -129,11 +143,12 @@ def describe(model: nn.Module) -> Target:
                 f"{place.name} has no shape yet, as {type(place.module).__name__} finds it out from its first input: "
                 "run the model once before loading, or give the module its sizes"
             )
-        if not plain and isinstance(tensor, PackedParameter):
-            dtype = tensor.dtype_of_blocks
-        else:
-            dtype = dtype_of(tensor.dtype)
-        shape = logical_shape(dtype, tuple(tensor.shape))
+        with seen_as_plain():
+            if not plain and isinstance(tensor, PackedParameter):
+                dtype = tensor.dtype_of_blocks
+            else:
+                dtype = dtype_of(tensor.dtype)
+            shape = logical_shape(dtype, tuple(tensor.shape))
         owner = owners.setdefault(identity_of(tensor), place.name)
         if owner != place.name:
             target[place.name] = TargetTensor(place.name, dtype, shape, alias_of=owner)
@@ -194,6 +209,7 @@ def _scalars(shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
 
 def identity_of(tensor: torch.Tensor) -> object:
     """Tensors with equal identities share their values: one object, or one piece of memory."""
-    if tensor.is_meta or tensor.numel() == 0:
-        return id(tensor)
-    return tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+    with seen_as_plain():
+        if tensor.is_meta or tensor.numel() == 0:
+            return id(tensor)
+        return tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype

@@ -255,11 +255,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return None, held.contents.lost
         if not _as_stored(source, held.contents) or not _as_stored(into, memory.contents):
             return None, "is copied through a view of another type"
-        wide = source.expand(into.shape)
+        wide = source if source.shape == into.shape else source.expand(into.shape)
         found = held.contents.read(_between(into, geometry(wide)))
         if found is None:
             return None, "is copied from memory that was filled in part or irregularly"
-        moved = [p.moved(p.copy, memory.contents.dtype) for p in found]
+        moved = [p.written_as(memory.contents.dtype) for p in found]
         known = [p for p in moved if p is not None]
         if len(known) < len(moved):
             return None, f"is rounded twice on its way to {memory.contents.dtype}"

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from enum import Enum
 from itertools import chain
 from operator import is_
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from tensorferry.modules.describe import places
+from tensorferry.modules.describe import tensors_of, walked_once
 
 __all__ = ["Setting", "Snapshot", "attribute_tensors"]
 
 _SIMPLE = (bool, int, float, complex, str, bytes, Enum, torch.dtype, torch.Size)
+_PLAIN = frozenset({dict, list, set})
 _DEEPEST = 20
-_OWN = frozenset(name for name, value in vars(nn.Module()).items() if type(value) in (dict, list, set))
+_OWN = frozenset(name for name, value in vars(nn.Module()).items() if type(value) in _PLAIN)
 """Where every module keeps its parts, hooks and the like."""
 
 
@@ -45,71 +46,98 @@ class Setting:
             setattr(module, self.attribute, _copied(self.value))
 
 
+class _Saved(NamedTuple):
+    """Attributes of one object, a copy of them, and copies of the plain containers among them."""
+
+    attributes: dict[str, Any]
+    copy: dict[str, Any]
+    containers: list[tuple[Any, Any]]
+
+    @classmethod
+    def of(cls, holder: object) -> _Saved:
+        attributes = vars(holder)
+        containers = [(value, value.copy()) for value in attributes.values() if type(value) in _PLAIN]
+        return cls(attributes, attributes.copy(), containers)
+
+    @property
+    def is_same(self) -> bool:
+        """Whether nothing was set since; most modules are not written to, so this is asked before each attribute is."""
+        return _is_equal(self.attributes, self.copy) and all(_is_equal(*pair) for pair in self.containers)
+
+    def differs(self, name: str) -> bool:
+        """Whether the attribute, which is there, is another object, or a container of others, than before."""
+        value = self.attributes[name]
+        if name not in self.copy or self.copy[name] is not value:
+            return True
+        return any(c is value and not _is_equal(c, items) for c, items in self.containers)
+
+    def restore(self) -> None:
+        for container, items in self.containers:
+            if not _is_equal(container, items):
+                _refill(container, items)
+        if not _is_equal(self.attributes, self.copy):
+            _refill(self.attributes, self.copy)
+
+
 class Snapshot:
-    """What hangs on the modules and on the parameters of a model: attributes, and plain containers among them."""
+    """What hangs on the modules and on the parameters of a model: attributes, and plain containers among them.
+
+    modules: all of them, with their first names and a dot.
+    """
 
     def __init__(self, model: nn.Module) -> None:
-        self._modules = dict(model.named_modules())
-        holders: list[object] = [*self._modules.values(), *(p.tensor for p in places(model))]
-        self._saved = [
-            (vars(holder), dict(vars(holder)), [(v, v.copy()) for v in vars(holder).values() if _is_plain(v)])
-            for holder in holders
-        ]
+        self._model = model
+        self.modules = walked_once(model)
+        self._saved = {module: _Saved.of(module) for _, module in self.modules}
+        self._beside = [_Saved.of(tensor) for tensor in tensors_of(model)]
 
     def restore(self) -> None:
         """Put every attribute back to the object that it was."""
-        for attributes, saved, containers in self._saved:
-            for container, items in containers:
-                _refill(container, items)
-            if attributes.keys() != saved.keys() or any(attributes[k] is not v for k, v in saved.items()):
-                attributes.clear()
-                attributes.update(saved)
+        for saved in (*self._saved.values(), *self._beside):
+            saved.restore()
+
+    def changed(self) -> list[tuple[str, nn.Module]]:
+        """Return the modules of the model, as `modules`, that something was set on since, and those that are new."""
+        now = walked_once(self._model)
+        return [(name, m) for name, m in now if (saved := self._saved.get(m)) is None or not saved.is_same]
 
     def settings(self) -> tuple[Setting, ...]:
         """Return the numbers, strings and the like, and plain containers of such, that modules have got since."""
         return tuple(
-            Setting(path, name, _copied(value), saved.get(name) is value)
-            for (path, module), (_, saved, containers) in zip(self._modules.items(), self._saved, strict=False)
-            for name, value in vars(module).items()
-            if name not in _OWN and _differs(value, name, saved, containers) and _is_simple(value)
+            Setting(path[:-1], name, _copied(value), saved.copy.get(name) is value)
+            for path, module in self.modules
+            if not (saved := self._saved[module]).is_same
+            for name, value in saved.attributes.items()
+            if name not in _OWN and saved.differs(name) and _is_simple(value)
         )
-
-
-def _differs(value: Any, name: str, saved: dict[str, Any], containers: list[tuple[Any, Any]]) -> bool:
-    if name not in saved or saved[name] is not value:
-        return True
-    return any(c is value and not _is_equal(c, items) for c, items in containers)
 
 
 def _is_equal(container: Any, items: Any) -> bool:
     """Whether a container has the same objects as its copy, in the same order where it has one."""
+    if len(container) != len(items):
+        return False
     if isinstance(container, set):
         return bool(container == items)
     if isinstance(container, dict) and not all(map(is_, container.values(), items.values())):
         return False
-    return len(container) == len(items) and all(map(is_, container, items))
+    return all(map(is_, container, items))
 
 
-def attribute_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield every tensor that hangs on a module in any way, in plain containers too, with a name."""
-    for prefix, module in model.named_modules():
-        dot = prefix + "." if prefix else ""
+def attribute_tensors(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield every tensor that hangs on one of `modules` in any way, in plain containers too, with a name.
+
+    modules: with the names that those of their tensors begin with.
+    """
+    for prefix, module in modules:
         for attribute, value in vars(module).items():
-            if _has_memory(value):
-                yield dot + attribute, value
-            elif _is_plain(value):
+            if isinstance(value, torch.Tensor):
+                if value.layout is torch.strided:
+                    yield prefix + attribute, value
+            elif type(value) in _PLAIN and value:
                 registered = attribute in ("_parameters", "_buffers")
                 for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-                    if _has_memory(item):
-                        yield dot + (str(key) if registered else f"{attribute}[{key}]"), item
-
-
-def _has_memory(value: Any) -> TypeGuard[torch.Tensor]:
-    return isinstance(value, torch.Tensor) and value.layout is torch.strided
-
-
-def _is_plain(value: Any) -> bool:
-    return type(value) in (dict, list, set)
+                    if isinstance(item, torch.Tensor) and item.layout is torch.strided:
+                        yield prefix + (str(key) if registered else f"{attribute}[{key}]"), item
 
 
 def _is_simple(value: Any, depth: int = _DEEPEST) -> bool:
@@ -121,7 +149,7 @@ def _is_simple(value: Any, depth: int = _DEEPEST) -> bool:
 
 
 def _copied(value: Any) -> Any:
-    return deepcopy(value) if _is_plain(value) else value
+    return deepcopy(value) if type(value) in _PLAIN else value
 
 
 def _refill(container: Any, items: Any) -> None:

@@ -27,7 +27,7 @@ from tensorferry.core.target import Target, TargetTensor
 from tensorferry.core.transforms import TensorSpec
 from tensorferry.errors import ConfigError, FinalizeError, shown
 from tensorferry.modules.contents import Contents, Patch
-from tensorferry.modules.describe import describe, places
+from tensorferry.modules.describe import describe, places, seen_as_plain
 from tensorferry.modules.recorder import CannotFollow, Guard, Memory, Recorder, geometry, key_of, memory_like
 from tensorferry.modules.snapshot import Setting, Snapshot, attribute_tensors
 from tensorferry.modules.traced_steps import fill_steps, steps_of
@@ -83,26 +83,28 @@ def trace(
     load_weights: LoadWeights | None = None,
     strict: Strictness | None = None,
     names: Collection[str] | None = None,
+    target: Target | None = None,
 ) -> Traced:
     """Return what the loader of `model` would do with `catalogue`, without reading or writing a value.
 
     model: on meta or not; neither its tensors nor its attributes are changed. load_weights: the loader, by default
-    ``model.load_weights``. names: the entries to offer to it, by default all. Nothing is raised for what does not
-    fit (see `Plan.raise_for_problems`), nor for a loader that cannot be followed: `Traced.fallback` says why.
+    ``model.load_weights``. names: the entries to offer to it, by default all. target: what `describe` says of `model`,
+    where that is known. Nothing is raised for what does not fit (see `Plan.raise_for_problems`), nor for a loader that
+    cannot be followed: `Traced.fallback` says why.
     Raises ConfigError where there is no loader. Work that the loader does in other threads is not seen.
     """
     loader = _loader_of(model, load_weights)
     entries = [e for e in catalogue.values() if names is None or e.name in names]
-    target = describe(model)
+    target = describe(model) if target is None else target
     run = _run(model, loader, entries)
     _log.debug("traced %d entries through %s", len(entries), type(model).__name__)
     if run.unfollowed is not None:
         return _everything_streamed(target, entries, run, run.unfollowed)
     account = _Account(target, strict or Strictness(), entries)
-    for name, tensor in _owned(model, target):
-        if name in run.kept:
-            continue
-        account.settle(target[name], tensor, run.memory[key_of(tensor)])
+    with seen_as_plain():
+        for name, tensor in _owned(model, target):
+            if name not in run.kept:
+                account.settle(target[name], tensor, run.memory[key_of(tensor)])
     account.add_opaque_leftovers(run)
     stream = [e for e in entries if e.name in account.stream]
     if account.opaque and len(stream) < len(entries):
@@ -185,13 +187,13 @@ def _loader_of(model: nn.Module, given: LoadWeights | None) -> LoadWeights:
 def _run(model: nn.Module, loader: LoadWeights, entries: Sequence[TensorEntry]) -> _Run:
     """Run `loader` on stand-ins of `entries`, and leave the model as it was."""
     saved = Snapshot(model)
-    memory = _memory_of(model)
+    memory = _memory_of(saved.modules)
     recorder = Recorder(memory)
     try:
         result = _under_watch(loader, recorder, entries)
         kept = {
             name: recorder.taint(t)
-            for name, t in attribute_tensors(model)
+            for name, t in attribute_tensors(saved.changed())
             if key_of(t) not in memory and (recorder.touched(t) or recorder.taint(t))
         }
         settings = saved.settings()
@@ -228,14 +230,16 @@ def _under_watch(loader: LoadWeights, recorder: Recorder, entries: Sequence[Tens
         return _Failed()
 
 
-def _memory_of(model: nn.Module) -> dict[int, Memory]:
-    """Return the memory of every tensor that hangs on the model."""
+def _memory_of(modules: Iterable[tuple[str, nn.Module]]) -> dict[int, Memory]:
+    """Return the memory of every tensor that hangs on one of the modules."""
     found: dict[int, Memory] = {}
-    for name, tensor in attribute_tensors(model):
-        memory = found.get(key_of(tensor))
-        if memory is None:
-            memory = found[key_of(tensor)] = memory_like(tensor)
-        memory.labels = (*memory.labels, name)
+    with seen_as_plain():
+        for name, tensor in attribute_tensors(modules):
+            key = key_of(tensor)
+            memory = found.get(key)
+            if memory is None:
+                memory = found[key] = memory_like(tensor)
+            memory.labels = (*memory.labels, name)
     return found
 
 

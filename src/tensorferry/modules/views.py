@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
+from operator import itemgetter
 from typing import NamedTuple
 
 from tensorferry.core.boxes import Box, Region, Shape, strides_of
@@ -31,6 +32,9 @@ class Axis(NamedTuple):
     source: int
 
 
+_BY_STEPS = itemgetter(1, 2)
+
+
 @dataclass(frozen=True, slots=True)
 class Copy:
     """Nested loops, outermost first, that copy element ``source + Σ iₖ·sourceₖ`` to ``into + Σ iₖ·intoₖ``."""
@@ -42,8 +46,8 @@ class Copy:
     @classmethod
     def of(cls, shape: Sequence[int], into: tuple[int, Sequence[int]], source: tuple[int, Sequence[int]]) -> Copy:
         """Return the copy between two views of `shape`, each given by its offset and strides in elements."""
-        axes = tuple(Axis(*a) for a in zip(shape, into[1], source[1], strict=True) if a[0] != 1)
-        return cls(into[0], source[0], axes)
+        axes = [Axis(n, a, b) for n, a, b in zip(shape, into[1], source[1], strict=True) if n != 1]
+        return cls(into[0], source[0], tuple(axes))
 
     @classmethod
     def whole(cls, size: int) -> Copy:
@@ -53,12 +57,12 @@ class Copy:
     @property
     def size(self) -> int:
         """Number of elements."""
-        return prod(a.size for a in self.axes)
+        return prod([a.size for a in self.axes])
 
     @property
     def last(self) -> int:
         """The last position that is written."""
-        return self.into + sum((a.size - 1) * a.into for a in self.axes)
+        return self.into + sum([(a.size - 1) * a.into for a in self.axes])
 
     @property
     def image(self) -> Copy:
@@ -89,8 +93,10 @@ class Copy:
 
     def tidy(self) -> Copy:
         """Return the same copy with its loops in the order of what is written, and as few as can be."""
+        if not self.axes or (len(self.axes) == 1 and self.axes[0].size != 1):
+            return self
         merged: list[Axis] = []
-        for axis in sorted((a for a in self.axes if a.size != 1), key=lambda a: (-a.into, -a.source)):
+        for axis in sorted([a for a in self.axes if a.size != 1], key=_BY_STEPS, reverse=True):
             outer = merged[-1] if merged else None
             if outer and (outer.into, outer.source) == (axis.into * axis.size, axis.source * axis.size):
                 merged[-1] = Axis(outer.size * axis.size, axis.into, axis.source)
@@ -250,6 +256,8 @@ def in_order(copy: Copy, limit: int) -> list[Copy] | None:
     None where more than `limit` would be needed, as for a transpose.
     """
     copy = copy.tidy()
+    if not copy.axes or (len(copy.axes) == 1 and copy.axes[0].source > 0):
+        return [copy]
     kept = _heaviest_falling(copy.axes)
     apart = [k for k in range(len(copy.axes)) if k not in kept]
     if prod(copy.axes[k].size for k in apart) > limit:

@@ -21,6 +21,12 @@ __all__ = ["Agreement"]
 _EVERY = 0.2
 """Seconds between two looks at whether another rank has failed."""
 
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.00005, 0.002
+"""Seconds between two looks at whether all ranks have come: they mostly come together, and may be late by minutes."""
+
+_LENGTH, _SHORT = 8, 64
+"""Bytes of a length, and of the words of a rank that are sent with it; those of an error are more."""
+
 _KEYS = "tensorferry"
 """Before the keys by which ranks tell each other, beside collectives, that one of them has failed, or is lost."""
 
@@ -113,30 +119,31 @@ class Agreement:
             )
 
     def _gathered(self, told: Any) -> list[Any]:
-        """Return what every rank of the group tells, which is plain data."""
+        """Return what every rank of the group tells, which is plain data; what is short takes one exchange, not two."""
         data = json.dumps(told).encode() if told is not None else b""
-        sizes = [int(size) for size in self._exchanged(torch.tensor([len(data)]))]
-        if not any(sizes):
-            return [None] * len(sizes)
-        sent = torch.tensor(list(data.ljust(max(sizes))), dtype=torch.uint8)
-        texts = [bytes(t.tolist())[:size] for t, size in zip(self._exchanged(sent), sizes, strict=True)]
-        return [json.loads(text) if text else None for text in texts]
+        heads = self._exchanged(len(data).to_bytes(_LENGTH, "little") + data[:_SHORT].ljust(_SHORT))
+        sizes = [int.from_bytes(head[:_LENGTH], "little") for head in heads]
+        longest = max(sizes)
+        texts = [head[_LENGTH:] for head in heads] if longest <= _SHORT else self._exchanged(data.ljust(longest))
+        return [json.loads(text[:size]) if size else None for text, size in zip(texts, sizes, strict=True)]
 
-    def _exchanged(self, sent: torch.Tensor) -> list[torch.Tensor]:
-        """Return the tensors of all ranks. Raises ReadError, soon, where one of them has ended."""
-        sent = sent.to(_device(self._group, self._device))
+    def _exchanged(self, data: bytes) -> list[bytes]:
+        """Return the bytes of all ranks, as many of each. Raises ReadError, soon, where one of them has ended."""
+        sent = torch.tensor(list(data), dtype=torch.uint8).to(_device(self._group, self._device))
         found = [torch.empty_like(sent) for _ in range(dist.get_world_size(self._group))]
+        pause = _SHORTEST_PAUSE
         try:
             work = dist.all_gather(found, sent, group=self._group, async_op=True)
             while not work.is_completed():
-                if self._was_told(self._lost):
+                if pause == _LONGEST_PAUSE and self._was_told(self._lost):
                     raise _lost(self._ranks)
-                time.sleep(0.002)
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
             work.wait()
         except RuntimeError as error:  # of torch, which has no class for it
             self._tell(self._lost)
             raise _lost(self._ranks) from error
-        return [tensor.cpu() for tensor in found]
+        return [bytes(tensor.tolist()) for tensor in found]
 
     def _tell(self, key: str) -> None:
         try:

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from tensorferry.core.plan import Plan
-from tensorferry.modules.describe import Place, places
+from tensorferry.modules.describe import Place, offers, places, walked_once
 from tensorferry.problems import Problem, ProblemKind
 
 __all__ = ["HasDefaultScales", "computed", "padded_only", "without_computed"]
@@ -71,13 +71,14 @@ def _without(plan: Plan, is_settled: Callable[[Problem], bool]) -> Plan:
 
 def _shares(model: nn.Module) -> Iterator[tuple[str, set[Fraction]]]:
     """Yield parameters of experts that are padded, with the shares of them that a checkpoint may fill."""
-    for prefix, module in model.named_modules():
+    for dot, module in walked_once(model):
+        if not offers(module, "moe_config"):
+            continue
         config: Any = getattr(module, "moe_config", None)
         hidden = _ratio(config, "hidden_dim")
         inner = _ratio(config, "intermediate_size_per_partition")
         shares = {hidden, inner, hidden * inner} - {Fraction(1)}
         if shares:
-            dot = prefix + "." if prefix else ""
             yield from ((dot + name, shares) for name, _ in module.named_parameters(recurse=False))
 
 
