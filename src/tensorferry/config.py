@@ -63,9 +63,9 @@ class ReadOptions:
 
     max_staging: most that is staged at once, whatever the size of the checkpoint. max_read: largest single
     read. max_gap: largest hole between two needed ranges that is read over rather than skipped. waste: most bytes
-    read for each byte needed. threads: reader threads; 0 for four to a core, which wait for the disk most of the
-    time, for one to a core where most of what is read is in the system's page cache, or for eight where each request
-    goes to another machine; at most eight in any case.
+    read for each byte needed. threads: reader threads; 0 for four to a core, which wait for the disk most of the time,
+    for one to a core where most of what is read is in the system's page cache, or for eight where each request goes to
+    another machine; ranks that share files divide the cores among them. At most eight in any case.
 
     direct: whether reads go past the system's page cache: "auto" where the file lies on a disk of this machine and the
     bytes are not in the cache, "never", or "always", which is refused where a file system cannot. keep_cache: whether
@@ -75,7 +75,7 @@ class ReadOptions:
     turn: which of how many ranks that share files this one is, counted from 0: by strategy "lazy" each begins to read
     elsewhere, so that the disk gives one what the others will find in the cache. None: what torchrun says.
     exchange: whether ranks that share files and need parts of the same rows each read some of these and hand them on,
-    rather than have the page cache do that. Where loaders can arrange it: that of vLLM does.
+    rather than have the page cache do that, where a loader has them meet: that of vLLM does, and `load_model`.
     mapped: whether parameters on meta become views of the mapped files, where their bytes lie there just as they are
     wanted. That takes milliseconds and shares memory between processes, but the file must not change while they are in
     use, and a file that is cut short kills the process. What is written to them stays in this process.
@@ -161,6 +161,11 @@ class ReadOptions:
         return self.shared
 
     @property
+    def hands_on(self) -> bool:
+        """Whether this rank reads for others on this machine, and they for it, where a loader has them meet."""
+        return self.is_shared and self.exchange and self.direct != "never" and not self.mapped
+
+    @property
     def settled_turn(self) -> tuple[int, int]:
         """Which of how many ranks this one is taken to be that read the same files; the first of one if it is alone."""
         if not self.is_shared:
@@ -171,12 +176,18 @@ class ReadOptions:
     @property
     def workers(self) -> int:
         """How many reader threads there will be."""
-        return self.threads or min(8, 4 * (os.cpu_count() or 1) if self.storage_kind in ("auto", "local") else 8)
+        near = self.storage_kind in ("auto", "local")
+        return self.threads or min(8, max(2, int(4 * self._cores)) if near else 8)
 
     @property
     def copiers(self) -> int:
         """How many there will be where the page cache has most of what is read: one to a core, since none waits."""
-        return self.threads or min(8, os.cpu_count() or 1)
+        return self.threads or min(8, max(1, int(self._cores)))
+
+    @property
+    def _cores(self) -> float:
+        """Cores of this machine for each rank that shares files."""
+        return (os.cpu_count() or 1) / self.settled_turn[1]
 
 
 @dataclass(frozen=True, slots=True)

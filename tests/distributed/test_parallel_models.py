@@ -13,7 +13,11 @@ import torch
 from helpers.ranks import Ranks
 from helpers.tiny_transformers import saved
 from helpers.weights import variant
-from tensorferry import ParallelConfig, load_model
+from tensorferry import ParallelConfig, ReadOptions, load_model
+from tensorferry.execute import in_strips, strips
+from tensorferry.execute.exchange import rows
+from tensorferry.execute.exchange.links import place
+from tensorferry.execute.ways import Ways
 
 pytestmark = pytest.mark.transformers
 
@@ -75,6 +79,29 @@ def test_tensor_and_expert_parallelism_go_together(name: str, four_ranks: Ranks,
     folder = saved(name, tmp_path)
     check(four_ranks, folder, 4, 2)
     check(four_ranks, folder, 4, 4)
+
+
+def read_together(rank: int, size: int, folder: Path) -> tuple[torch.Tensor, int]:
+    """Load from a cold disk, as it were, where even a few rows are worth handing on."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ways, "find_cached", lambda self, reads: False)
+        patch.setattr(rows, "LEAST", 64)
+        patch.setattr(in_strips, "LEAST", 64)
+        patch.setattr(strips, "_PART", 16)
+        options = ReadOptions(shared=True)
+        model, report = load_model(folder, parallel=parallel(rank, size, size, 1), options=options, return_report=True)
+    with torch.inference_mode():
+        return model(IDS).logits, report.ways.get("from another rank", 0)
+
+
+@pytest.mark.parametrize("name", TENSOR_PARALLEL)
+def test_ranks_that_read_for_each_other_answer_the_same(name: str, four_ranks: Ranks, tmp_path: Path) -> None:
+    folder = saved(name, tmp_path)
+    alone = four_ranks.run(logits_and_bytes, folder, 4, 1)
+    found = four_ranks.run(read_together, folder)
+    for (expected, _), (logits, handed_on) in zip(alone, found, strict=True):
+        assert torch.equal(logits, expected)
+        assert handed_on or not place()
 
 
 @pytest.mark.weights

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from tensorferry import errors
 from tensorferry.errors import ConfigError, ReadError, TensorferryError, shown
+from tensorferry.numerics.memory import bytes_of
 from tensorferry.parallel.groups import Ranks
 
 __all__ = ["Agreement"]
@@ -100,6 +101,13 @@ class Agreement:
             if self._was_told(self._failed) or self._was_told(self._lost):
                 raise _Stopped
 
+    def exchanged(self, told: str) -> list[str]:
+        """Return what each rank tells, in the order of ranks. Every rank has to call it, outside of blocks.
+
+        Raises ReadError where one of them cannot be reached any more.
+        """
+        return [str(one) for one in self._gathered(told)] if self._asks else [told]
+
     def _meet(self) -> None:
         """Find a name that no other agreement has, and see that the ranks are those of the group."""
         if self._failed:
@@ -129,7 +137,7 @@ class Agreement:
 
     def _exchanged(self, data: bytes) -> list[bytes]:
         """Return the bytes of all ranks, as many of each. Raises ReadError, soon, where one of them has ended."""
-        sent = torch.tensor(list(data), dtype=torch.uint8).to(_device(self._group, self._device))
+        sent = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(_device(self._group, self._device))
         found = [torch.empty_like(sent) for _ in range(dist.get_world_size(self._group))]
         pause = _SHORTEST_PAUSE
         try:
@@ -143,7 +151,7 @@ class Agreement:
         except RuntimeError as error:  # of torch, which has no class for it
             self._tell(self._lost)
             raise _lost(self._ranks) from error
-        return [bytes(tensor.tolist()) for tensor in found]
+        return [bytes(bytes_of(tensor.cpu())) for tensor in found]
 
     def _tell(self, key: str) -> None:
         try:

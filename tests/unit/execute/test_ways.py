@@ -249,3 +249,15 @@ def test_each_of_several_ranks_begins_elsewhere_and_reads_everything(turn: int, 
     ThreadedExecutor(1, turn=(turn, 3)).run(schedule, storage, found)
     assert [at // 16 for _, at, _ in storage.reads] == [(first + n) % 6 for n in range(6)]
     assert torch.equal(torch.cat(list(found.values())), torch.arange(24.0))
+
+
+@pytest.mark.parametrize(
+    ("cores", "ranks", "readers", "copiers"), [(2, 1, 8, 2), (2, 2, 4, 1), (2, 8, 2, 1), (64, 8, 8, 8)]
+)
+def test_ranks_that_share_files_share_the_cores(
+    monkeypatch: pytest.MonkeyPatch, cores: int, ranks: int, readers: int, copiers: int
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    options = ReadOptions(turn=(ranks - 1, ranks))
+    assert (options.workers, options.copiers) == (readers, copiers)
+    assert ReadOptions(threads=5, turn=(0, ranks)).workers == 5

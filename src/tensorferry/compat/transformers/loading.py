@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, overload
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, overload
 import torch
 from torch import nn
 
-from tensorferry.api import prepare, refuse_misfit, run
+from tensorferry.api import prepare, refuse_misfit, run, scheduled
 from tensorferry.checkpoint import OpeningOptions, open_checkpoint, refuse_unknown_options
 from tensorferry.compat.transformers import internals
 from tensorferry.compat.transformers.configs import (
@@ -29,6 +29,8 @@ from tensorferry.config import ParallelConfig, ReadOptions
 from tensorferry.core.catalogue import Catalogue
 from tensorferry.core.plan import Strictness
 from tensorferry.errors import ConfigError, LocateError, shown
+from tensorferry.execute.exchange import Neighbour
+from tensorferry.execute.threaded import ThreadedExecutor
 from tensorferry.formats.download import local_path
 from tensorferry.modules.describe import places
 from tensorferry.modules.surroundings import usable_device
@@ -147,8 +149,18 @@ def load_model(
             prepared = prepare(model, checkpoint, strict=strict, adapted=how)
             prepared = replace(prepared, notes=(*notes, *prepared.notes))
             refuse_misfit(prepared)
+            reading = checkpoint.options
+            schedule = scheduled(prepared) if reading.hands_on and settled.type == "cpu" else None
+            neighbour = until_loaded.enter_context(closing(Neighbour(schedule, checkpoint.storage)))
+        offers = ranks.exchanged(neighbour.offer)
         with ranks.together(touches=True):
-            report = run(model, prepared, device=settled, progress=telling, watch=ranks.watch)
+            exchange = neighbour.meet(offers, mine.rank, reading.workers)
+            with exchange or nullcontext():
+                executor = ThreadedExecutor.of(reading, exchange)
+                report = run(
+                    model, prepared, device=settled, executor=executor, progress=telling, watch=ranks.watch,
+                    schedule=schedule,
+                )  # fmt: skip
     built = cast("PreTrainedModel", model)
     return (built, report) if return_report else built
 

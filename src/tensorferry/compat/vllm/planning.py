@@ -75,14 +75,8 @@ def planned(
     plan = _settled(model, own.prepared.plan, left)
     # vLLM runs the hooks itself, in its own order.
     own.prepared = replace(own.prepared, plan=plan, strict=config.strictness, processed=tuple(hooked_modules(model)))
-    schedule = api.scheduled(own.prepared) if _reads_with_others(config) else None
+    schedule = api.scheduled(own.prepared) if config.reading.hands_on and config.strategy == "lazy" else None
     return Planned(own, {name: why for name, why in left.items() if name not in filled}, config, schedule)
-
-
-def _reads_with_others(config: LoadConfig) -> bool:
-    options = config.reading
-    asked = options.is_shared and options.exchange and options.direct != "never"
-    return asked and config.strategy == "lazy" and not options.mapped
 
 
 def neighbour_of(load: Planned | None) -> Neighbour:
@@ -93,7 +87,7 @@ def neighbour_of(load: Planned | None) -> Neighbour:
 
 
 @contextmanager
-def with_neighbours(load: Planned, neighbour: Neighbour, offers: Sequence[bytes], rank: int) -> Iterator[None]:
+def with_neighbours(load: Planned, neighbour: Neighbour, offers: Sequence[str], rank: int) -> Iterator[None]:
     """Have `load` read together with the ranks of this machine that offer the same rows, while this lasts."""
     exchange = neighbour.meet(offers, rank, load.config.reading.workers)
     if exchange is None:

@@ -44,23 +44,23 @@ class Neighbour:
 
     def __init__(self, schedule: Schedule | None, storage: Storage | None) -> None:
         self._door: Door | None = None
-        self.offer = b""
+        self.offer = ""
         where = place()
         needs = offered(schedule) if schedule is not None and storage is not None and where else []
         if needs and storage is not None:
             files = {file: str(storage.stat(file).identity) for file in dict.fromkeys(n.rows.file for n in needs)}
             with suppress(OSError):
                 self._door = Door()
-                self.offer = Offer(where, self._door.address, files, tuple(needs)).to_bytes()
+                self.offer = Offer(where, self._door.address, files, tuple(needs)).to_text()
 
-    def meet(self, offers: Sequence[bytes], rank: int, threads: int) -> Exchange | None:
+    def meet(self, offers: Sequence[str], rank: int, threads: int) -> Exchange | None:
         """Return what `rank` has to do with the others, told the offers of all; None where it has nothing.
 
         threads: how many of this rank will read.
         """
         if self._door is None:
             return None
-        told = [Offer.from_bytes(offer) for offer in offers]
+        told = [Offer.from_text(offer) for offer in offers]
         rows = shared_rows(told, rank)
         others = {n for shared in rows.values() for n in shared.needs} - {rank}
         if not others:

@@ -104,15 +104,15 @@ class Offer:
     files: dict[str, str]
     needs: tuple[Need, ...]
 
-    def to_bytes(self) -> bytes:
+    def to_text(self) -> str:
         """Return it in a form that travels."""
         numbers = {file: n for n, file in enumerate(self.files)}
         needs = [(numbers[rows.file], *rows[1:], *rest) for rows, *rest in self.needs]
         told = {"place": self.place, "address": self.address, "files": list(self.files.items()), "needs": needs}
-        return json.dumps(told, separators=(",", ":")).encode()
+        return json.dumps(told, separators=(",", ":"))
 
     @classmethod
-    def from_bytes(cls, told: bytes) -> Offer | None:
+    def from_text(cls, told: str) -> Offer | None:
         """Return what another rank told; None where it offers nothing."""
         if not told:
             return None

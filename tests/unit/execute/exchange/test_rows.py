@@ -73,8 +73,8 @@ def test_what_two_tasks_need_and_what_does_not_lie_row_by_row_is_not_offered() -
 
 def test_an_offer_travels() -> None:
     told = offer([Need(Rows("f", 0, 4096, 2048), 1024, 0, 512)])
-    assert Offer.from_bytes(told.to_bytes()) == told
-    assert Offer.from_bytes(b"") is None
+    assert Offer.from_text(told.to_text()) == told
+    assert Offer.from_text("") is None
 
 
 def test_all_ranks_number_what_they_share_alike_and_take_turns_at_reading() -> None:
