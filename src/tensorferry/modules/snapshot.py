@@ -86,7 +86,6 @@ class Snapshot:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._model = model
         self.modules = walked_once(model)
         self._saved = {module: _Saved.of(module) for _, module in self.modules}
         self._beside = [_Saved.of(tensor) for tensor in tensors_of(model)]
@@ -95,11 +94,6 @@ class Snapshot:
         """Put every attribute back to the object that it was."""
         for saved in (*self._saved.values(), *self._beside):
             saved.restore()
-
-    def changed(self) -> list[tuple[str, nn.Module]]:
-        """Return the modules of the model, as `modules`, that something was set on since, and those that are new."""
-        now = walked_once(self._model)
-        return [(name, m) for name, m in now if (saved := self._saved.get(m)) is None or not saved.is_same]
 
     def settings(self) -> tuple[Setting, ...]:
         """Return the numbers, strings and the like, and plain containers of such, that modules have got since."""

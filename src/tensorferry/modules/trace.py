@@ -27,7 +27,7 @@ from tensorferry.core.target import Target, TargetTensor
 from tensorferry.core.transforms import TensorSpec
 from tensorferry.errors import ConfigError, FinalizeError, shown
 from tensorferry.modules.contents import Contents, Patch
-from tensorferry.modules.describe import describe, places, seen_as_plain
+from tensorferry.modules.describe import describe, places, seen_as_plain, walked_once
 from tensorferry.modules.recorder import CannotFollow, Guard, Memory, Recorder, geometry, key_of, memory_like
 from tensorferry.modules.snapshot import Setting, Snapshot, attribute_tensors
 from tensorferry.modules.traced_steps import fill_steps, steps_of
@@ -191,17 +191,23 @@ def _run(model: nn.Module, loader: LoadWeights, entries: Sequence[TensorEntry]) 
     recorder = Recorder(memory)
     try:
         result = _under_watch(loader, recorder, entries)
-        kept = {
-            name: recorder.taint(t)
-            for name, t in attribute_tensors(saved.changed())
-            if key_of(t) not in memory and (recorder.touched(t) or recorder.taint(t))
-        }
+        kept = _kept(model, memory, recorder)
         settings = saved.settings()
     finally:
         saved.restore()
     failed = isinstance(result, _Failed)
     at = recorder.current if failed else None
     return _Run(memory, recorder.loose, kept, recorder.unfollowed, _names(result), failed, at, settings)
+
+
+def _kept(model: nn.Module, memory: Mapping[int, Memory], recorder: Recorder) -> dict[str, frozenset[str]]:
+    """Return the tensors that the loader has hung on `model`, with the entries that they come from."""
+    with seen_as_plain():
+        return {
+            name: recorder.taint(t)
+            for name, t in attribute_tensors(walked_once(model))
+            if key_of(t) not in memory and (recorder.touched(t) or recorder.taint(t))
+        }
 
 
 class _Failed:
