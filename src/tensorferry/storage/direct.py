@@ -108,9 +108,12 @@ def fill(file: DirectFile, offset: int, views: Sequence[memoryview], spare: Spar
     """
     wanted = sum(map(len, views))
     stop = offset + wanted
-    straight, copied, at = _straight(file, offset, views), 0, offset
+    straight = list(_straight(file, offset, views))
+    if not straight and len(views) == 1:  # as most are, of a file whose tensors begin anywhere
+        return _copied_on(file, offset, views[0], spare)
+    copied, at = 0, offset
     pieces = _Pieces(views, offset)
-    for group in _groups(_runs(file.block, offset, stop, straight)):
+    for group in _groups(_runs(file.block, offset, stop, iter(straight))):
         buffer = spare.take()
         end = _read(file.fd, file.block, group, buffer)
         copied += _hand_out(group, buffer, pieces, offset, min(end, stop))
@@ -118,6 +121,25 @@ def fill(file: DirectFile, offset: int, views: Sequence[memoryview], spare: Spar
         if end < group[-1].stop:
             break
     return Filled(max(at - offset, 0), copied)
+
+
+def _copied_on(file: DirectFile, offset: int, view: memoryview, spare: Spare) -> Filled:
+    """Fill one buffer of which nothing can be read where it belongs: block after block, through the spare buffers."""
+    stop, at = offset + len(view), offset // file.block * file.block
+    last = -(-stop // file.block) * file.block
+    while at < stop:
+        end = min(at + SPARE, last)
+        buffer = spare.take()[: end - at]
+        came = _read(file.fd, file.block, [_Run(at, end, None)], buffer)
+        first, until = max(at, offset), min(came, stop)
+        if first < until:
+            into = view[first - offset : until - offset]
+            touch(into)
+            _copy(into, buffer[first - at : until - at])
+        if came < end:
+            stop = max(until, offset)
+        at = end
+    return Filled(stop - offset, stop - offset)
 
 
 def _straight(file: DirectFile, offset: int, views: Sequence[memoryview]) -> Iterator[_Run]:

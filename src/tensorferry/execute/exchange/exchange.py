@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import count, cycle, repeat
+from itertools import count
 from types import TracebackType
 from typing import Self
 
@@ -119,8 +119,8 @@ class Exchange:
 
         stopped: whether this rank has no wish to go on, asked while others are waited for.
         """
-        takers, slot = [n for n in shared.needs if n != self.rank], self._next_slot()
-        if slot is None or not self._emptied(slot, stopped):
+        takers, slot = [n for n in shared.needs if n != self.rank], self._empty_slot(stopped)
+        if slot is None:
             self._tell(takers, (_KEPT, shared.number, part, 0))
             return
         start, stop = shared.handed_on(self.rank)
@@ -162,24 +162,28 @@ class Exchange:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _next_slot(self) -> int | None:
-        """Return the slot that the calling thread has not used last; None for one more thread than there should be."""
+    def _empty_slot(self, stopped: Callable[[], bool]) -> int | None:
+        """Return a slot of the calling thread that all have taken what was in, the one whose memory is in use if it is.
+
+        Those who take too long are done without. None for one more thread than there should be, or one that stops.
+        """
         mine = self._threads
         if not hasattr(mine, "slots"):
             first = next(self._first)
-            mine.slots = cycle(range(first, first + _FOR_EACH)) if first < self._slots.count else repeat(None)
-        found: int | None = next(mine.slots)
-        return found
-
-    def _emptied(self, slot: int, stopped: Callable[[], bool]) -> bool:
-        """Wait until all have taken what is in a slot; do without those who take too long."""
+            mine.slots = range(first, min(first + _FOR_EACH, self._slots.count))
         with self._changed:
-            if self._comes(lambda: not self._untaken.get(slot), stopped):
-                return True
-            late = set(self._untaken[slot])
-        for rank in late if not stopped() else ():
+            empty = self._first_empty(mine.slots)
+            if empty is not None or not mine.slots:
+                return empty
+            self._comes(lambda: self._first_empty(mine.slots) is not None, stopped)
+            empty = self._first_empty(mine.slots)
+            late = set() if empty is not None or stopped() else set(self._untaken[mine.slots[0]])
+        for rank in late:
             self._lose(rank)
-        return not stopped()
+        return mine.slots[0] if late else empty
+
+    def _first_empty(self, slots: Iterable[int]) -> int | None:
+        return next((slot for slot in slots if not self._untaken.get(slot)), None)
 
     def _awaited(self, unit: Unit, reader: int, stopped: Callable[[], bool]) -> int | None:
         """Wait until a unit is there, and return its slot; do without a reader that takes too long."""
