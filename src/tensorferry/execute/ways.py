@@ -19,6 +19,8 @@ __all__ = ["Ways", "needs_little", "reads_in_part"]
 
 _LEAST = 256 << 10
 """Bytes below which a read goes through the page cache: a look, and bytes on either side, would cost too much of it."""
+_MOST_LENT = 32 << 20
+"""Bytes of a read that is lent at most: who wants to write to the file waits until they are copied."""
 _PIECE = 16 << 10
 """Bytes that the buffers of a direct read have at least, on average: each of them costs us more than the kernel."""
 _CACHED = 0.5
@@ -90,7 +92,7 @@ class Ways:
 
     def lends(self, path: str, length: int) -> bool:
         """Whether so long a read of `path` may be lent: it lies on a local disk, and no other way is asked for."""
-        if length < _LEAST or self.direct != "auto" or self._cache is None:
+        if not _LEAST <= length <= _MOST_LENT or self.direct != "auto" or self._cache is None:
             return False
         return isinstance(self.storage, SupportsLease) and not self._cache.uncached(path).why
 

@@ -36,6 +36,7 @@ from tensorferry.storage.local import LocalStorage
 MIB = 1 << 20
 F32, F64 = DTYPES["F32"], DTYPES["F64"]
 ROWS, COLUMNS = 3000, 1024  # 4 KiB a row, 11.7 MiB
+LONG = TensorEntry.at("long", F32, (1 << 21 | 1, 4), "f", 0)
 WHOLE = Region.whole((ROWS, COLUMNS))
 
 
@@ -207,6 +208,14 @@ def test_odd_addresses_other_ways_and_other_file_systems_are_read(
     assert "cached: leased" not in counters.ways
 
 
+def test_a_long_read_would_have_a_writer_wait_too_long() -> None:
+    plan = Plan((step("p", LONG, columns_of(LONG.shape, 0, 2)),), {"p": TensorSpec(F32, (LONG.shape[0], 2))})
+    storage, found = Lending(bytes(LONG.shape[0] * 16)), zeros(plan)
+    assert scheduled(plan, 64 * MIB).batches[0].reads[0].length > 32 * MIB
+    ThreadedExecutor(1).run(scheduled(plan, 64 * MIB), storage, found)
+    assert storage.lent == []
+
+
 def test_small_reads_are_not_worth_it() -> None:
     entry = TensorEntry.at("w", F32, (60, COLUMNS), "f", 0)  # under 256 KiB
     part = columns_of((60, COLUMNS), 0, 512)
@@ -297,6 +306,7 @@ def test_a_writer_waits_for_one_copy_and_the_load_ends_well_or_says_what_changed
         monkeypatch.setattr(storage, "read_vector", read_after_the_writer)
         with pytest.raises(ReadError, match=changed) if changed else nullcontext():
             run_and_check(scheduled(plan, MIB), storage, found)
+    assert writers[0].wait(20) == 0
     if not changed:
         assert torch.equal(found["p"], matrix()[:, :512])
 
