@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -29,6 +29,7 @@ from tensorferry.core.target import TargetTensor
 from tensorferry.core.transforms import Add, TensorSpec
 from tensorferry.errors import ReadError
 from tensorferry.execute import ThreadedExecutor, lending
+from tensorferry.execute.exchange import Exchange
 from tensorferry.execute.placing import landing
 from tensorferry.storage.base import SupportsLease, Uncached
 from tensorferry.storage.local import LocalStorage
@@ -206,6 +207,24 @@ def test_odd_addresses_other_ways_and_other_file_systems_are_read(
     assert torch.equal(found["p"], matrix()[:, :512])
     assert storage.lent == []
     assert "cached: leased" not in counters.ways
+
+
+def test_nothing_is_lent_where_others_wait_for_what_this_rank_reads() -> None:
+    class Cold(Lending):
+        def cached_share(self, path: str, offset: int, length: int) -> float:
+            return 0.0
+
+    class Others:
+        rank, nbytes = 0, 0
+
+        def shared(self, rows: Any) -> None:
+            return None
+
+    plan, others = columns(0, 512), cast("Exchange", Others())
+    storage, found = Cold(raw(matrix())), zeros(plan)
+    ThreadedExecutor(1, exchange=others).run(scheduled(plan), storage, found)
+    assert torch.equal(found["p"], matrix()[:, :512])
+    assert storage.lent == []
 
 
 def test_a_long_read_would_have_a_writer_wait_too_long() -> None:
