@@ -70,6 +70,13 @@ def in_pieces(world: World, folder: Path) -> Iterator[Storage]:
         yield storage
 
 
+@contextmanager
+def lent(world: World, folder: Path) -> Iterator[Storage]:
+    """Yield the files of a world on disk; whatever lies in the page cache is lent, however little it is."""
+    with patch("tensorferry.execute.ways._LEAST", 1), in_files(world, folder) as storage:
+        yield storage
+
+
 class Way(NamedTuple):
     """An executor, and what it reads from."""
 
@@ -86,6 +93,7 @@ WAYS = {
     "buffered": Way(ThreadedExecutor(3, direct="never")),
     "direct": Way(ThreadedExecutor(3, direct="always"), direct=True),
     "pieces": Way(ThreadedExecutor(2), in_pieces),
+    "lent": Way(ThreadedExecutor(2), lent),
     "uncached": Way(ThreadedExecutor(2, direct="never", keep_cache=False)),
     "eager": Way(EagerExecutor(SMALL)),
     "prefetch": Way(PrefetchExecutor(SMALL)),

@@ -27,6 +27,7 @@ from tensorferry.execute.blame import entries_of, reading_for
 from tensorferry.execute.device import DeviceExecutor, any_on_devices
 from tensorferry.execute.exchange import Exchange
 from tensorferry.execute.in_strips import Cut, InStrips
+from tensorferry.execute.lending import place_lent
 from tensorferry.execute.placing import in_place, perform
 from tensorferry.execute.pool import PATIENCE, Readers
 from tensorferry.execute.staging import Staging
@@ -216,13 +217,16 @@ class _Run:
         return number
 
     def _moved(self, batch: Batch) -> Counters:
+        counters = Counters()
+        if self.exchange is None:  # else others wait for what this rank reads
+            batch = place_lent(self.schedule.plan, batch, self.ways, self.parameters, counters, self.cancelled.is_set)
         direct, cut, rest = self._sort_out(batch)
         # Where all goes straight to its place, holes are too small to ask for; it takes time for each task.
         asks = self.ways.shared and len(direct) < len(batch.reads)
         in_part = reads_in_part(self.schedule.plan, batch) if asks else ()
         elsewhere = direct.keys() | cut.keys()
         where, size = _layout([None if n in elsewhere else r for n, r in enumerate(batch.reads)])
-        begin, counters = -(-size // _PAGE) * _PAGE, Counters()
+        begin = -(-size // _PAGE) * _PAGE
         strip = max((one.room for one in cut.values()), default=0)
         with self.staging.lend(begin + strip if strip else size, room=batch.room) as block:
             staged = [block[at : at + length] for at, length in where]

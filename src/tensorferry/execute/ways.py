@@ -12,13 +12,15 @@ from tensorferry.core.plan import Plan
 from tensorferry.core.schedule import Batch, Read, Task
 from tensorferry.errors import ConfigError, TensorferryError
 from tensorferry.execute.base import Counters
-from tensorferry.storage.base import Storage, SupportsKind, SupportsUncached
+from tensorferry.storage.base import Storage, SupportsKind, SupportsLease, SupportsUncached
 from tensorferry.storage.reading import read_runs, scatter
 
 __all__ = ["Ways", "needs_little", "reads_in_part"]
 
 _LEAST = 256 << 10
 """Bytes below which a read goes through the page cache: a look, and bytes on either side, would cost too much of it."""
+_MOST_LENT = 32 << 20
+"""Bytes of a read that is lent at most: who wants to write to the file waits until they are copied."""
 _PIECE = 16 << 10
 """Bytes that the buffers of a direct read have at least, on average: each of them costs us more than the kernel."""
 _CACHED = 0.5
@@ -87,6 +89,19 @@ class Ways:
             shares = [cache.cached_share(r.file, r.offset, r.stride * (r.times - 1) + r.run) for r in looked]
             return sum(shares) >= _NONE_WAITS * len(shares)
         return False
+
+    def lends(self, path: str, length: int) -> bool:
+        """Whether so long a read of `path` may be lent: it lies on a local disk, and no other way is asked for."""
+        if not _LEAST <= length <= _MOST_LENT or self.direct != "auto" or self._cache is None:
+            return False
+        return isinstance(self.storage, SupportsLease) and not self._cache.uncached(path).why
+
+    @contextmanager
+    def lent(self, path: str, offset: int, length: int) -> Iterator[memoryview | None]:
+        """Lend a range of `path`, of which `lends` is true, to be copied from within the block; see `SupportsLease`."""
+        assert isinstance(self.storage, SupportsLease)
+        with self.storage.lend(path, offset, length) as view:
+            yield view
 
     def splits_freely(self, file: str) -> bool:
         """Whether several requests for a part of `file` take no longer than one: nothing far away answers them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -12,6 +13,7 @@ __all__ = [
     "StorageKind",
     "SupportsDevice",
     "SupportsKind",
+    "SupportsLease",
     "SupportsLocalPath",
     "SupportsMap",
     "SupportsReadAhead",
@@ -160,6 +162,20 @@ class SupportsUncached(Protocol):
 
     def forget(self, path: str, offset: int, length: int) -> None:
         """Have the page cache let go of the pages of a range. A hint: pages that others write to or map may stay."""
+        ...
+
+
+@runtime_checkable
+class SupportsLease(Protocol):
+    """Storages behind the page cache of the system that lend what is there, to be copied once instead of twice."""
+
+    def lend(self, path: str, offset: int, length: int) -> AbstractContextManager[memoryview | None]:
+        """Lend a range of `path` as it lies in the page cache, or None where it cannot be lent: then it is to be read.
+
+        The bytes are to be read, not written to, and only within the block, which should be left soon: meanwhile
+        whoever wants to write to the file, or to cut it, waits. It is lent only where they do. Raises what opening the
+        file for a read would raise.
+        """
         ...
 
 

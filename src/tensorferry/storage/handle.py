@@ -15,6 +15,7 @@ from tensorferry.errors import ReadError
 from tensorferry.storage.direct import DirectFile, Filled, Spare, open_direct
 from tensorferry.storage.direct import fill as fill_direct
 from tensorferry.storage.file_systems import file_system_of
+from tensorferry.storage.leases import Lease
 from tensorferry.storage.touching import PIECE, in_touched_pieces
 
 __all__ = ["Handle", "fill", "mapped", "place_of", "read_as_asked"]
@@ -24,15 +25,17 @@ _NORESERVE = 0x4000  # Linux's MAP_NORESERVE, which older Pythons do not name
 
 
 class Handle:
-    """An open file, how many reads use it right now, and a descriptor for direct reads once one was asked for."""
+    """An open file, how many reads use it right now, its lease, and a descriptor for direct reads once one was asked
+    for."""
 
-    __slots__ = ("_direct", "_far", "_lock", "fd", "path", "users")
+    __slots__ = ("_direct", "_far", "_lock", "fd", "lease", "path", "users")
 
     def __init__(self, path: str, fd: int) -> None:
         self.path, self.fd, self.users = path, fd, 0
         self._direct: DirectFile | None = None
         self._far: bool | None = None
         self._lock = threading.Lock()
+        self.lease = Lease()
 
     @property
     def is_elsewhere(self) -> bool:

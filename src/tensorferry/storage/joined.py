@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from tensorferry.errors import LocateError, shown
 from tensorferry.storage.base import (
     File,
     Storage,
     StorageKind,
+    SupportsLease,
     SupportsLocalPath,
     SupportsReadAhead,
     SupportsUncached,
@@ -88,6 +90,11 @@ class JoinedStorage:
         _, part, inner = self._find(path)
         if isinstance(part, SupportsUncached):
             part.forget(inner, offset, length)
+
+    def lend(self, path: str, offset: int, length: int) -> AbstractContextManager[memoryview | None]:
+        """Lend a range of a file of a part, if the part can."""
+        _, part, inner = self._find(path)
+        return part.lend(inner, offset, length) if isinstance(part, SupportsLease) else nullcontext()
 
     def kind(self, path: str) -> StorageKind:
         """Return which kind of storage a file of a part lies on; local where the part does not know."""

@@ -19,6 +19,7 @@ from tensorferry.storage.base import File, Uncached
 from tensorferry.storage.direct import Filled, Spare
 from tensorferry.storage.folder import Folder, Identity, identity_of, located, refuse_irregular
 from tensorferry.storage.handle import Handle, fill, mapped, place_of, read_as_asked
+from tensorferry.storage.leases import lent
 from tensorferry.storage.page_cache import absent_ranges, cached_share, forget
 from tensorferry.storage.runs import fill_runs
 
@@ -39,7 +40,7 @@ class Counters:
 
 class LocalStorage:
     """The folder `root`, and its sub-folders, as a `Storage` that also `SupportsMap`, `SupportsScatter`,
-    `SupportsRuns`, `SupportsReadAhead`, `SupportsUncached` and `SupportsKind`.
+    `SupportsRuns`, `SupportsReadAhead`, `SupportsUncached`, `SupportsLease` and `SupportsKind`.
 
     Nothing outside the folder is opened, whatever a path or a link says; see `Folder` for the links of a hub cache.
     The folder itself may be a link. All methods may be called from several threads.
@@ -80,7 +81,8 @@ class LocalStorage:
 
     @property
     def counters(self) -> Counters:
-        """What was read through `read_into` and `read_vector` so far; pages of mappings are not seen."""
+        """What was read through `read_into` and `read_vector` so far; pages that are mapped or lent are not
+        seen."""
         return self._counters
 
     def list(self) -> Sequence[File]:
@@ -214,6 +216,16 @@ class LocalStorage:
         """Have the page cache let go of a range of `path`; see `SupportsUncached`."""
         with self._lend(path) as handle, suppress(OSError):
             forget(handle.fd, offset, length)
+
+    @contextmanager
+    def lend(self, path: str, offset: int, length: int) -> Iterator[memoryview | None]:
+        """Lend a range of `path` as it lies in the page cache, under a lease; see `SupportsLease`."""
+        with self._lend(path) as handle:
+            if handle.is_elsewhere:
+                yield None
+                return
+            with lent(handle.fd, handle.lease, offset, length) as view:
+                yield view
 
     def map(self, path: str, *, writable: bool = False) -> memoryview:
         """Return all of `path` as a view of a private mapping, which holds one more descriptor.

@@ -10,7 +10,7 @@ from itertools import groupby
 
 from tensorferry.storage.libc import libc
 
-__all__ = ["absent_ranges", "cached_share", "forget"]
+__all__ = ["absent_ranges", "cached_share", "forget", "is_cached"]
 
 _CACHESTAT = 451  # the number of the call, the same on all machines
 _LOOKS, _WINDOW = 8, 64 << 10
@@ -27,6 +27,12 @@ def cached_share(fd: int, offset: int, length: int) -> float:
     places = [offset + n * max(length - window, 0) // (_LOOKS - 1) for n in range(_LOOKS)]
     shares = [_share_of_window(fd, place, window) for place in places]
     return sum(shares) / len(shares)
+
+
+def is_cached(fd: int, offset: int, length: int) -> bool:
+    """Return whether all of a range is in the page cache; of a system without ``cachestat(2)``, about all of it."""
+    pages = _cached_pages(fd, offset, length)
+    return cached_share(fd, offset, length) == 1.0 if pages is None else pages >= _pages_of(offset, length)
 
 
 def absent_ranges(fd: int, offset: int, length: int) -> list[tuple[int, int]] | None:

@@ -1,0 +1,104 @@
+"""Bytes of a file as they lie in the page cache, for as long as nobody may cut the file: a mapping under a lease.
+
+Who touches a page of a mapping that is no longer in its file is killed. A lease (``fcntl(2)``, Linux) has whoever wants
+to write to the file, or to cut it, wait until it is given back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+import signal
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from tensorferry.storage.libc import libc
+from tensorferry.storage.page_cache import is_cached
+
+__all__ = ["Lease", "lent"]
+
+_POPULATE_READ = 22  # Linux's MADV_POPULATE_READ, which Pythons do not name
+
+
+class Lease:
+    """A lease on an open file, held as long as one thread or more copies from it.
+
+    It is had by who owns the file, or may lease any, while nobody has it open for writing. From when somebody waits
+    for it nobody gets it any more, so that it is given back as soon as the copies end that have begun.
+    """
+
+    __slots__ = ("_lock", "_users")
+
+    def __init__(self) -> None:
+        self._users = 0
+        self._lock = threading.Lock()
+
+    def take(self, fd: int) -> bool:
+        """Return whether the file of `fd` is leased until `give_back`."""
+        with self._lock, suppress(OSError):
+            if self._users and fcntl.fcntl(fd, fcntl.F_GETLEASE) != fcntl.F_RDLCK:
+                return False  # somebody waits
+            if not self._users:
+                _lease(fd)
+            self._users += 1
+            return True
+        return False
+
+    def give_back(self, fd: int) -> None:
+        """End what `take` began."""
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                with suppress(OSError):  # it was taken from us, as we were stopped for longer than others have to wait
+                    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+
+
+def _lease(fd: int) -> None:
+    """Take a lease. Raises OSError where there is none to be had.
+
+    Who holds a lease is told by a signal that somebody waits. We ask, so nobody is to be told; until that is said, the
+    signal is one that does nothing by itself, where the usual one would end the process.
+    """
+    fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    fcntl.fcntl(fd, fcntl.F_SETOWN, 0)
+
+
+@contextmanager
+def lent(fd: int, lease: Lease, offset: int, length: int) -> Iterator[memoryview | None]:
+    """Lend a range of a file as bytes, which are to be read within the block only. None where that is not possible.
+
+    It has to be in the page cache as a whole: what is not there is read faster otherwise, and an error of a disk would
+    end the process.
+    """
+    asked = length > 0 and hasattr(fcntl, "F_SETLEASE") and is_cached(fd, offset, length)
+    if not asked or not lease.take(fd):
+        yield None
+        return
+    try:
+        yield _mapped(fd, offset, length)
+    finally:
+        lease.give_back(fd)
+
+
+def _mapped(fd: int, offset: int, length: int) -> memoryview | None:
+    """Map a range, with all of its pages; None where it is not in the file, or something speaks against it.
+
+    The pages go with the last view, so that what an error keeps does no harm. Writing to them would reach nobody.
+    """
+    library, lead = libc("mmap", "munmap", "madvise"), offset % mmap.PAGESIZE
+    if library is None or offset + length > os.fstat(fd).st_size:
+        return None
+    size = lead + length
+    at = library.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE, fd, offset - lead)
+    if at in (None, ctypes.c_void_p(-1).value):
+        return None
+    pages = (ctypes.c_char * size).from_address(at)
+    weakref.finalize(pages, library.munmap, at, size).atexit = False
+    if library.madvise(at, size, _POPULATE_READ):
+        return None
+    return memoryview(pages).cast("B")[lead:]
