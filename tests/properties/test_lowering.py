@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,9 @@ def test_every_byte_needed_is_read_and_without_gaps_nothing_else(world: World, c
     if cost["max_gap"] == 0:
         assert needed == set(read)
         if not _needs_more_than_once(plan):
-            assert len(read) == len(needed) == schedule.bytes_read
+            # What two steps need comes once for each, unless one batch is for both.
+            at_most = sum(len(bytes_needed(replace(plan, steps=(step,)))) for step in plan.steps)
+            assert len(needed) <= len(read) == schedule.bytes_read <= at_most
 
 
 @MANY
