@@ -14,7 +14,7 @@ from tensorferry.execute.base import Counters, Parameters
 from tensorferry.execute.blame import reading_for
 from tensorferry.execute.exchange import LEAST, Exchange, Rows, Shared, need_of
 from tensorferry.execute.placing import Landing, landing
-from tensorferry.execute.strips import Part, Strip, parts_of, strips
+from tensorferry.execute.strips import LONG, Part, Strip, parts_of, strips
 from tensorferry.execute.ways import Ways
 from tensorferry.numerics.memory import bytes_of
 from tensorferry.numerics.threads import alone
@@ -59,7 +59,11 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True)
 class InStrips:
-    """What does so; may be used from several threads. stopped: whether nothing more is to be read."""
+    """Does reads of `plan` so, through `ways` and into `parameters`; may be used from several threads.
+
+    exchange: what ranks hand each other rows by; None for a rank that reads alone. stopped: whether nothing more is to
+    be read.
+    """
 
     plan: Plan
     ways: Ways
@@ -69,7 +73,7 @@ class InStrips:
 
     def cut(self, batch: Batch, direct: Container[int]) -> dict[int, Cut]:
         """Return the reads of `batch` that are best done in strips. direct: those that go straight to their places."""
-        parts = parts_of(self.plan, batch, direct, **({"least": LEAST} if self.exchange else {}))
+        parts = parts_of(self.plan, batch, direct, least=LEAST if self.exchange else LONG)
         found = {}
         for n, some in parts.items():
             read = batch.reads[n]
@@ -88,11 +92,11 @@ class InStrips:
             step = self.plan.steps[one.task.step]
             landed = landing(self.plan, one.task, self.parameters[step.parameter])
             with alone(), reading_for([step.sources[0].entry.name]):
-                place = _Place(cut.read, step.parameter, landed, block, counters)
+                route = _Route(cut.read, step.parameter, landed, block, counters)
                 if one.together is None:
-                    self._alone(one.strips, place, way)
+                    self._place_alone(one.strips, route, way)
                 else:
-                    self._together(one.strips, place, one.together)
+                    self._place_together(one.strips, route, one.together)
 
     def _slice(self, read: Read, task: Task, part: Part) -> _Slice:
         need = need_of(self.plan, read, task, part) if self.exchange else None
@@ -100,42 +104,42 @@ class InStrips:
         together = _Together(need.rows, shared, self.exchange) if self.exchange and need and shared else None
         return _Slice(task, list(strips(self.plan, task, part)), together)
 
-    def _alone(self, cut: Sequence[Strip], place: _Place, way: str) -> None:
-        for strip in cut:
+    def _place_alone(self, some: Sequence[Strip], route: _Route, way: str) -> None:
+        for strip in some:
             if self.stopped():
                 return
-            place.put(self._read(place, place.read.offset + strip.start, strip.length, way), strip.piece)
+            route.put(self._read(route, route.read.offset + strip.start, strip.length, way), strip.piece)
 
-    def _together(self, cut: Sequence[Strip], place: _Place, together: _Together) -> None:
-        """Read this rank's share of whole rows and hand it on, and take what others hand on."""
+    def _place_together(self, some: Sequence[Strip], route: _Route, together: _Together) -> None:
+        """Read this rank's share of whole rows and hand it on, and take what others hand on. A unit is a strip."""
         rows, shared, exchange = together
         way, units = self.ways.best(rows.file, rows.offset, rows.length), list(rows.units)
-        first = place.read.offset + cut[0].start - rows.offset
-        for part in shared.in_order(len(units), exchange.rank):
+        first = route.read.offset + some[0].start - rows.offset
+        for number in shared.in_order(len(units), exchange.rank):
             if self.stopped():
                 return
-            strip, (at, length) = cut[part], units[part]
-            if shared.reader(part) == exchange.rank:
-                staged = self._read(place, at, length, way)
-                exchange.give(shared, part, staged, at, self.stopped)
-                place.put(staged, strip.where(first))
+            strip, (at, length) = some[number], units[number]
+            if shared.reader(number) == exchange.rank:
+                staged = self._read(route, at, length, way)
+                exchange.give(shared, number, staged, at, self.stopped)
+                route.put(staged, strip.where(first))
                 continue
-            start, stop = shared.handed_on(shared.reader(part))
-            with exchange.taken(shared, part, at, length, self.stopped) as there:
+            start, stop = shared.handed_on(shared.reader(number))
+            with exchange.taken(shared, number, at, length, self.stopped) as there:
                 if there is not None:
-                    place.put(there, strip.where(first - start, (stop - start, shared.row)))
-                    place.counters.came("from another rank", there.nbytes)
+                    route.put(there, strip.where(first - start, (stop - start, shared.row)))
+                    route.counters.came("from another rank", there.nbytes)
             if there is None and not self.stopped():
-                place.put(self._read(place, at, length, way), strip.where(first))
+                route.put(self._read(route, at, length, way), strip.where(first))
 
-    def _read(self, place: _Place, at: int, length: int, way: str) -> torch.Tensor:
-        staged = place.block[at % _PAGE : at % _PAGE + length]
-        self.ways.read(place.read.file, at, [bytes_of(staged)], place.counters, way=way)
-        place.counters.bytes_read += length
+    def _read(self, route: _Route, at: int, length: int, way: str) -> torch.Tensor:
+        staged = route.block[at % _PAGE : at % _PAGE + length]
+        self.ways.read(route.read.file, at, [bytes_of(staged)], route.counters, way=way)
+        route.counters.bytes_read += length
         return staged
 
 
-class _Place(NamedTuple):
+class _Route(NamedTuple):
     """Where the strips of one task come from and go to."""
 
     read: Read

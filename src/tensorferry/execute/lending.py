@@ -35,12 +35,12 @@ def place_lent(
     ways: Ways,
     parameters: Parameters,
     counters: Counters,
-    cancelled: Callable[[], bool] = lambda: False,
+    stopped: Callable[[], bool],
 ) -> Batch:
     """Do those reads of `batch` that can be lent, count them, and return the batch without them.
 
     Not what is read straight to its place, which takes no longer; nor what is computed, as whoever computes may take
-    long, or keep what he gets.
+    long, or keep what he gets. stopped: whether nothing more is to be copied.
     """
     lendable = [n for n, read in enumerate(batch.reads) if read.times == 1 and ways.lends(read.file, read.length)]
     if not lendable:
@@ -52,7 +52,7 @@ def place_lent(
                 users[piece.read].append(_Use(task, piece))
     done: set[int] = set()
     for n in lendable:
-        if cancelled() or not _is_staged(plan, batch.reads[n], users[n], parameters):
+        if stopped() or not _is_staged(plan, batch.reads[n], users[n], parameters):
             continue
         with alone(), reading_for(entries_of(plan, batch, n)):
             if _copied(plan, batch.reads[n], users[n], ways, parameters, counters):

@@ -11,11 +11,13 @@ from tensorferry.core.boxes import Box
 from tensorferry.core.plan import Plan
 from tensorferry.core.schedule import Batch, Piece, Read, Task
 
-__all__ = ["Part", "Strip", "parts_of", "row_of", "strips"]
+__all__ = ["LONG", "Part", "Strip", "parts_of", "row_of", "strips"]
 
 _STRIP = 2 << 20
 """Bytes of a strip at least, and less than twice as many at most, where rows are shorter than that; else a row. Shorter
 ones are copied more slowly, and longer ones do not stay in the cache."""
+LONG = 2 * _STRIP
+"""Bytes from which on a read that nobody else makes is worth cutting."""
 _PART = 256 << 10
 """Bytes that the parts of a read have at least, on average: each of them is read by itself then."""
 
@@ -48,7 +50,7 @@ class Strip(NamedTuple):
 
 
 def parts_of(
-    plan: Plan, batch: Batch, direct: Container[int] = (), *, least: int = 2 * _STRIP
+    plan: Plan, batch: Batch, direct: Container[int] = (), *, least: int = LONG
 ) -> dict[int, tuple[Part, ...]]:
     """Return the reads that can be done in strips and have `least` bytes, with what their tasks take of each, in order.
 

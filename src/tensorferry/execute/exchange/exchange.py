@@ -33,7 +33,7 @@ _FOR_EACH = 2
 """Slots for each thread: one is filled while the other is emptied."""
 
 _GIVEN, _KEPT, _TAKEN = range(3)
-"""Messages: rows, part and slot of what is there to be taken; rows and part of what never will be; the slot emptied."""
+"""Messages: rows, unit and slot of what is there to be taken; rows and unit of what never will be; the slot emptied."""
 
 
 class Neighbour:
@@ -114,31 +114,31 @@ class Exchange:
         """Return with whom `rows` are shared; None where this rank reads them for itself."""
         return None if rows is None else self._rows.get(rows)
 
-    def give(self, shared: Shared, part: int, data: torch.Tensor, offset: int, stopped: Callable[[], bool]) -> None:
+    def give(self, shared: Shared, number: int, data: torch.Tensor, offset: int, stopped: Callable[[], bool]) -> None:
         """Hand a unit on that has just been read: `data` (uint8) from `offset` of its file. What others need is copied.
 
         stopped: whether this rank has no wish to go on, asked while others are waited for.
         """
         takers, slot = [n for n in shared.needs if n != self.rank], self._empty_slot(stopped)
         if slot is None:
-            self._tell(takers, (_KEPT, shared.number, part, 0))
+            self._tell(takers, (_KEPT, shared.number, number, 0))
             return
         start, stop = shared.handed_on(self.rank)
         some = data.view(-1, shared.row)[:, start:stop]
         self._slots.at(slot, offset + start, some.nbytes).view(some.shape).copy_(some)
         with self._changed:
             self._untaken[slot] = set(takers) - self._gone
-        self._tell(takers, (_GIVEN, shared.number, part, slot))
+        self._tell(takers, (_GIVEN, shared.number, number, slot))
 
     @contextmanager
     def taken(
-        self, shared: Shared, part: int, offset: int, length: int, stopped: Callable[[], bool]
+        self, shared: Shared, number: int, offset: int, length: int, stopped: Callable[[], bool]
     ) -> Iterator[torch.Tensor | None]:
         """Lend what another rank hands on of a unit (uint8), which has `length` bytes from `offset` of its file.
 
         Of each row it is what `Shared.handed_on` says. None where it does not come: whoever asks has to read it.
         """
-        unit, reader = Unit(shared.number, part), shared.reader(part)
+        unit, reader = Unit(shared.number, number), shared.reader(number)
         slot = self._awaited(unit, reader, stopped)
         if slot is None:
             yield None

@@ -56,7 +56,7 @@ class Unit(NamedTuple):
     """A unit by the numbers that all ranks give it: of the rows, and within them."""
 
     rows: int
-    part: int
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +70,20 @@ class Shared:
     row: int
     needs: dict[int, tuple[int, int]]
 
-    def reader(self, part: int) -> int:
-        """Return the rank that reads a unit: they take turns."""
+    def reader(self, number: int) -> int:
+        """Return the rank that reads the unit of that number: they take turns."""
         ranks = list(self.needs)
-        return ranks[(self.number + part) % len(ranks)]
+        return ranks[(self.number + number) % len(ranks)]
 
-    def in_order(self, parts: int, rank: int) -> Iterator[int]:
-        """Yield the numbers of all units as `rank` is to take them: of each round its own first, then those of others.
+    def in_order(self, units: int, rank: int) -> Iterator[int]:
+        """Yield the numbers of so many units as `rank` is to take them: of each round its own first, then those of others.
 
         When all ranks do so, and take rows in the same order, none waits for one that waits for it.
         """
         size = len(self.needs)
-        for first in range(0, parts, size):
-            a_round = range(first, min(first + size, parts))
-            yield from sorted(a_round, key=lambda part: self.reader(part) != rank)
+        for first in range(0, units, size):
+            a_round = range(first, min(first + size, units))
+            yield from sorted(a_round, key=lambda number: self.reader(number) != rank)
 
     def handed_on(self, rank: int) -> tuple[int, int]:
         """Return from where to where in each row `rank` hands on what it reads: what all of the others need."""
@@ -133,7 +133,7 @@ def offered(schedule: Schedule) -> list[Need]:
 
 
 def _needs(plan: Plan, batch: Batch) -> Iterator[Need]:
-    little = [number for number, task in enumerate(batch.tasks) if needs_little(task)]
+    little = {number for number, task in enumerate(batch.tasks) if needs_little(task)}
     for n, parts in parts_of(plan, batch, least=LEAST).items() if little else ():
         for part in parts:
             if part.task in little:
