@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from tensorferry.core.boxes import strides_of
 from tensorferry.modules.recorder import geometry
-from tensorferry.modules.views import Copy, TooScattered, as_region, in_order, through
+from tensorferry.modules.regions import as_region
+from tensorferry.modules.views import Copy, TooScattered, in_order, through
 
 SHAPES = st.lists(st.integers(1, 5), min_size=1, max_size=4)
 

@@ -11,7 +11,8 @@ from tensorferry.core.coverage import flat_runs
 from tensorferry.core.plan import Source, Step
 from tensorferry.core.transforms import Take, TensorSpec, Transpose
 from tensorferry.modules.contents import Patch
-from tensorferry.modules.views import Copy, as_box, as_region, in_order, rounds
+from tensorferry.modules.regions import as_box, as_region
+from tensorferry.modules.views import Copy, in_order, rounds
 
 __all__ = ["fill_steps", "steps_of"]
 
