@@ -81,8 +81,7 @@ class LocalStorage:
 
     @property
     def counters(self) -> Counters:
-        """What was read through `read_into` and `read_vector` so far; pages that are mapped or lent are not
-        seen."""
+        """What was read through `read_into` and `read_vector` so far; pages that are mapped or lent are not seen."""
         return self._counters
 
     def list(self) -> Sequence[File]:
@@ -118,7 +117,7 @@ class LocalStorage:
 
     def _read(self, path: str, offset: int, outs: Sequence[memoryview], *, touch: bool) -> None:
         views, wanted = self._asked(path, offset, outs)
-        with self._lend(path) as handle:
+        with self._held(path) as handle:
             got = fill(handle.fd, self._folder.label(path), offset, views, touch=touch and not handle.is_elsewhere)
         if got < wanted:
             raise self._short(path, offset, wanted, got)
@@ -134,7 +133,7 @@ class LocalStorage:
                 f"{self._folder.label(path)}: runs of {run} bytes from offset {offset} are no part of any file"
             )
         try:
-            with self._lend(path) as handle:
+            with self._held(path) as handle:
                 got = fill_runs(handle.fd, offset, stride, run, out)
         except OSError as error:
             raise ReadError(
@@ -176,18 +175,18 @@ class LocalStorage:
         """Have the kernel begin to read a range of `path` into its page cache; see `SupportsReadAhead`."""
         if not hasattr(os, "posix_fadvise"):
             return
-        with self._lend(path) as handle, suppress(OSError):
+        with self._held(path) as handle, suppress(OSError):
             os.posix_fadvise(handle.fd, offset, length, os.POSIX_FADV_WILLNEED)
 
     def uncached(self, path: str) -> Uncached:
         """Return whether `path` can be read past the page cache; see `SupportsUncached`."""
-        with self._lend(path) as handle, self._lock:
+        with self._held(path) as handle, self._lock:
             direct = self._with_room(handle.direct)
         return Uncached(direct.fd >= 0, direct.why)
 
     def cached_share(self, path: str, offset: int, length: int) -> float:
         """Return about how much of a range is in the page cache; see `SupportsUncached`."""
-        with self._lend(path) as handle:
+        with self._held(path) as handle:
             return cached_share(handle.fd, offset, length)
 
     def read_uncached(self, path: str, offset: int, outs: Sequence[memoryview]) -> int | None:
@@ -198,7 +197,7 @@ class LocalStorage:
         views, wanted = self._asked(path, offset, outs)
         if not wanted or not self.uncached(path).possible:
             return None
-        with self._lend(path) as handle:
+        with self._held(path) as handle:
             got = self._directly(handle, offset, views)
         if got is None:
             return None
@@ -209,18 +208,18 @@ class LocalStorage:
 
     def absent_ranges(self, path: str, offset: int, length: int) -> Sequence[tuple[int, int]] | None:
         """Return which pages of a range the page cache does not have; see `SupportsUncached`."""
-        with self._lend(path) as handle:
+        with self._held(path) as handle:
             return absent_ranges(handle.fd, offset, length)
 
     def forget(self, path: str, offset: int, length: int) -> None:
         """Have the page cache let go of a range of `path`; see `SupportsUncached`."""
-        with self._lend(path) as handle, suppress(OSError):
+        with self._held(path) as handle, suppress(OSError):
             forget(handle.fd, offset, length)
 
     @contextmanager
     def lend(self, path: str, offset: int, length: int) -> Iterator[memoryview | None]:
         """Lend a range of `path` as it lies in the page cache, under a lease; see `SupportsLease`."""
-        with self._lend(path) as handle:
+        with self._held(path) as handle:
             if handle.is_elsewhere:
                 yield None
                 return
@@ -235,7 +234,7 @@ class LocalStorage:
         under a tensor would kill the process.
         """
         key = path, writable
-        with self._lend(path) as handle, self._lock:
+        with self._held(path) as handle, self._lock:
             if key not in self._maps:
                 try:
                     self._maps[key] = self._with_room(lambda: mapped(handle.fd, writable=writable))
@@ -245,7 +244,7 @@ class LocalStorage:
 
     def kind(self, path: str) -> Literal["local", "network"]:
         """Return "network" where `path` lies on a file system of another machine, or one in user space."""
-        with self._lend(path) as handle:
+        with self._held(path) as handle:
             return "network" if handle.is_elsewhere else "local"
 
     def local_path(self, path: str) -> str:
@@ -284,8 +283,8 @@ class LocalStorage:
         return f"LocalStorage({self.uri!r})"
 
     @contextmanager
-    def _lend(self, path: str) -> Iterator[Handle]:
-        """Lend the open file of `path`; it is not closed before it is back."""
+    def _held(self, path: str) -> Iterator[Handle]:
+        """Yield the open file of `path`, which is not closed within the block."""
         handle = self._acquire(path)
         try:
             yield handle
