@@ -16,7 +16,7 @@ from helpers.weights import variant
 from tensorferry import ParallelConfig, ReadOptions, load_model
 from tensorferry.execute import in_strips, strips
 from tensorferry.execute.exchange import rows
-from tensorferry.execute.exchange.links import place
+from tensorferry.execute.exchange.links import neighbourhood
 from tensorferry.execute.ways import Ways
 
 pytestmark = pytest.mark.transformers
@@ -101,7 +101,7 @@ def test_ranks_that_read_for_each_other_answer_the_same(name: str, four_ranks: R
     found = four_ranks.run(read_together, folder)
     for (expected, _), (logits, handed_on) in zip(alone, found, strict=True):
         assert torch.equal(logits, expected)
-        assert handed_on or not place()
+        assert handed_on or not neighbourhood()
 
 
 @pytest.mark.weights

@@ -17,7 +17,7 @@ from helpers.old_loaders import NanoModel, nano_checkpoint, poisoned
 from helpers.ranks import Fault, Ranks
 from helpers.vllm_loading import is_untouched, load, rewrite
 from tensorferry import PlanError
-from tensorferry.execute.exchange.links import place
+from tensorferry.execute.exchange.links import neighbourhood
 from tensorferry.execute.ways import Ways
 
 
@@ -120,7 +120,7 @@ def test_ranks_read_columns_for_each_other(two_ranks: Ranks, tmp_path: Path, rea
     found = two_ranks.run(load_columns, tmp_path, read)
     assert [right for right, *_ in found] == [True, True]
     handed_on = [ways.get("from another rank", 0) for *_, ways in found]
-    if read or not place():
+    if read or not neighbourhood():
         assert handed_on == [0, 0]
     else:
         assert handed_on == [matrix.nbytes // 4] * 2

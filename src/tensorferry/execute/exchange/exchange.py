@@ -16,7 +16,7 @@ from typing import Self
 import torch
 
 from tensorferry.core.schedule import Schedule
-from tensorferry.execute.exchange.links import Door, Link, Message, connected, listen, place
+from tensorferry.execute.exchange.links import Door, Link, Message, connected, listen, neighbourhood
 from tensorferry.execute.exchange.rows import Offer, Rows, Shared, Unit, offered, shared_rows
 from tensorferry.execute.exchange.slots import Slots
 from tensorferry.storage.base import Storage
@@ -45,7 +45,7 @@ class Neighbour:
     def __init__(self, schedule: Schedule | None, storage: Storage | None) -> None:
         self._door: Door | None = None
         self.offer = ""
-        where = place()
+        where = neighbourhood()
         needs = offered(schedule) if schedule is not None and storage is not None and where else []
         if needs and storage is not None:
             files = {file: str(storage.stat(file).identity) for file in dict.fromkeys(n.rows.file for n in needs)}

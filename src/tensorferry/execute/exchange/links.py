@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from tensorferry.execute.exchange.slots import Slots
 
-__all__ = ["Door", "Link", "Message", "connected", "listen", "place"]
+__all__ = ["Door", "Link", "Message", "connected", "listen", "neighbourhood"]
 
 _HELLO = struct.Struct("=III")
 _MESSAGE = struct.Struct("=IIII")
@@ -25,7 +25,7 @@ Message = tuple[int, int, int, int]
 """What it is about, and three numbers."""
 
 
-def place() -> str:
+def neighbourhood() -> str:
     """Return what tells processes that can reach each other from others; empty where none can.
 
     They are of the same user, on one machine, and see the same network.

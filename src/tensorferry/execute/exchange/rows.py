@@ -95,11 +95,11 @@ class Shared:
 class Offer:
     """What a rank tells the others: where it is, and the rows that it needs parts of, in the order in which it does.
 
-    place: says which ranks can reach each other. address: where it is reached. files: what each file is, so that names
+    neighbourhood: says which ranks can reach each other. address: where it is reached. files: what each file is, so that names
     that mean different files are told apart.
     """
 
-    place: str
+    neighbourhood: str
     address: str
     files: dict[str, str]
     needs: tuple[Need, ...]
@@ -108,7 +108,8 @@ class Offer:
         """Return it in a form that travels."""
         numbers = {file: n for n, file in enumerate(self.files)}
         needs = [(numbers[rows.file], *rows[1:], *rest) for rows, *rest in self.needs]
-        told = {"place": self.place, "address": self.address, "files": list(self.files.items()), "needs": needs}
+        files = list(self.files.items())
+        told = {"neighbourhood": self.neighbourhood, "address": self.address, "files": files, "needs": needs}
         return json.dumps(told, separators=(",", ":"))
 
     @classmethod
@@ -119,7 +120,7 @@ class Offer:
         found: dict[str, Any] = json.loads(told)
         names = [file for file, _ in found["files"]]
         needs = tuple(Need(Rows(names[n], *rest[:3]), *rest[3:]) for n, *rest in found["needs"])
-        return cls(found["place"], found["address"], dict(found["files"]), needs)
+        return cls(found["neighbourhood"], found["address"], dict(found["files"]), needs)
 
 
 def offered(schedule: Schedule) -> list[Need]:
@@ -171,7 +172,7 @@ def shared_rows(offers: Sequence[Offer | None], rank: int) -> dict[Rows, Shared]
         return {}
     takers: dict[_Key, dict[int, tuple[int, int]]] = {}
     for other, offer in enumerate(offers):
-        if offer is not None and offer.place == mine.place:
+        if offer is not None and offer.neighbourhood == mine.neighbourhood:
             for key, need in zip(_keys(offer), offer.needs, strict=True):
                 takers.setdefault(key, {})[other] = need.start, need.stop
     takers = {key: needs for key, needs in sorted(takers.items()) if len(needs) > 1}

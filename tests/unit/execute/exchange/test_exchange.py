@@ -30,7 +30,7 @@ from tensorferry.errors import ReadError
 from tensorferry.execute import ThreadedExecutor
 from tensorferry.execute.base import Counters
 from tensorferry.execute.exchange import Exchange, Neighbour, exchange
-from tensorferry.execute.exchange.links import Door, Link, connected, place
+from tensorferry.execute.exchange.links import Door, Link, connected, neighbourhood
 from tensorferry.execute.exchange.rows import Rows, Shared
 from tensorferry.execute.exchange.slots import Slots
 from tensorferry.storage.local import LocalStorage
@@ -38,7 +38,7 @@ from tensorferry.storage.local import LocalStorage
 MIB = 1 << 20
 LAYERS, ROWS, WIDTH = 3, 1500, 1024  # 2 KiB a row, 2.9 MiB a tensor
 
-pytestmark = pytest.mark.skipif(not place(), reason="this system has no such memory and sockets")
+pytestmark = pytest.mark.skipif(not neighbourhood(), reason="this system has no such memory and sockets")
 
 
 def values(layer: int) -> torch.Tensor:

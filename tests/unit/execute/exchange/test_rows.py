@@ -38,7 +38,7 @@ def scheduled(*plans: Plan, max_read: int = 32 * MIB) -> Schedule:
 
 
 def offer(needs: list[Need], **changes: Any) -> Offer:
-    told = {"place": "here", "address": "a", "files": {"f": "one"}, "needs": tuple(needs)}
+    told = {"neighbourhood": "here", "address": "a", "files": {"f": "one"}, "needs": tuple(needs)}
     return Offer(**{**told, **changes})
 
 
@@ -95,7 +95,7 @@ def test_what_is_handed_on_is_what_all_of_the_others_need() -> None:
     assert [shared.handed_on(rank) for rank in range(4)] == [(512, 2048), (0, 2048), (0, 2048), (0, 1536)]
 
 
-@pytest.mark.parametrize("changes", [{"place": "elsewhere"}, {"files": {"f": "another"}}])
+@pytest.mark.parametrize("changes", [{"neighbourhood": "elsewhere"}, {"files": {"f": "another"}}])
 def test_ranks_elsewhere_and_other_files_of_the_same_name_are_told_apart(changes: dict[str, Any]) -> None:
     needs = offered(scheduled(columns(0, 512)))
     assert shared_rows([offer(needs), offer(needs, **changes)], 0) == {}
