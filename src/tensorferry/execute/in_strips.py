@@ -12,7 +12,7 @@ from tensorferry.core.plan import Plan
 from tensorferry.core.schedule import Batch, Piece, Read, Task
 from tensorferry.execute.base import Counters, Parameters
 from tensorferry.execute.blame import reading_for
-from tensorferry.execute.exchange import LEAST, Exchange, Rows, Shared, need_of
+from tensorferry.execute.exchange import LEAST, Exchange, Rows, SharedRows, need_of
 from tensorferry.execute.placing import Landing, landing
 from tensorferry.execute.strips import LONG, Part, Strip, parts_of, strips
 from tensorferry.execute.ways import Ways
@@ -28,7 +28,7 @@ class _Together(NamedTuple):
     """Whole rows, the ranks that need parts of them, and what hands them on."""
 
     rows: Rows
-    shared: Shared
+    shared: SharedRows
     exchange: Exchange
 
 

@@ -154,8 +154,7 @@ def load_model(
             neighbour = until_loaded.enter_context(closing(Neighbour(schedule, checkpoint.storage)))
         offers = ranks.exchanged(neighbour.offer)
         with ranks.together(touches=True):
-            exchange = neighbour.meet(offers, mine.rank, reading.workers)
-            with exchange or nullcontext():
+            with neighbour.meet(offers, mine.rank, reading.workers) or nullcontext() as exchange:
                 executor = ThreadedExecutor.of(reading, exchange)
                 report = run(
                     model, prepared, device=settled, executor=executor, progress=telling, watch=ranks.watch,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
@@ -89,13 +89,12 @@ def neighbour_of(load: Planned | None) -> Neighbour:
 @contextmanager
 def with_neighbours(load: Planned, neighbour: Neighbour, offers: Sequence[str], rank: int) -> Iterator[None]:
     """Have `load` read together with the ranks of this machine that offer the same rows, while this lasts."""
-    exchange = neighbour.meet(offers, rank, load.config.reading.workers)
-    if exchange is None:
-        yield
-        return
-    with exchange:
+    with neighbour.meet(offers, rank, load.config.reading.workers) or nullcontext() as exchange:
         load.own.reading = OwnReading(load.config, exchange)
-        yield
+        try:
+            yield
+        finally:
+            load.own.reading = OwnReading(load.config)
 
 
 def uses_of(load: Planned | None) -> bytes:

@@ -17,7 +17,7 @@ import torch
 
 from tensorferry.core.schedule import Schedule
 from tensorferry.execute.exchange.links import Door, Link, Message, connected, listen, neighbourhood
-from tensorferry.execute.exchange.rows import Offer, Rows, Shared, Unit, offered, shared_rows
+from tensorferry.execute.exchange.rows import Offer, Rows, SharedRows, Unit, offered, shared_rows
 from tensorferry.execute.exchange.slots import Slots
 from tensorferry.storage.base import Storage
 
@@ -78,7 +78,7 @@ class Neighbour:
             self._door.close()
 
 
-def _handed_on(rows: Rows, shared: Shared, rank: int) -> int:
+def _handed_on(rows: Rows, shared: SharedRows, rank: int) -> int:
     """Return the bytes that `rank` hands on of a unit at most."""
     start, stop = shared.handed_on(rank)
     return rows.each // shared.row * (stop - start)
@@ -91,7 +91,7 @@ class Exchange:
     of the others that could be reached.
     """
 
-    def __init__(self, rank: int, rows: Mapping[Rows, Shared], slots: Slots, links: Mapping[int, Link]) -> None:
+    def __init__(self, rank: int, rows: Mapping[Rows, SharedRows], slots: Slots, links: Mapping[int, Link]) -> None:
         self.rank = rank
         self._rows, self._slots, self._links = rows, slots, links
         self._changed = threading.Condition()
@@ -110,11 +110,13 @@ class Exchange:
         """Bytes of memory that it takes at most."""
         return self._slots.nbytes
 
-    def shared(self, rows: Rows | None) -> Shared | None:
+    def shared(self, rows: Rows | None) -> SharedRows | None:
         """Return with whom `rows` are shared; None where this rank reads them for itself."""
         return None if rows is None else self._rows.get(rows)
 
-    def give(self, shared: Shared, number: int, data: torch.Tensor, offset: int, stopped: Callable[[], bool]) -> None:
+    def give(
+        self, shared: SharedRows, number: int, data: torch.Tensor, offset: int, stopped: Callable[[], bool]
+    ) -> None:
         """Hand a unit on that has just been read: `data` (uint8) from `offset` of its file. What others need is copied.
 
         stopped: whether this rank has no wish to go on, asked while others are waited for.
@@ -132,11 +134,11 @@ class Exchange:
 
     @contextmanager
     def taken(
-        self, shared: Shared, number: int, offset: int, length: int, stopped: Callable[[], bool]
+        self, shared: SharedRows, number: int, offset: int, length: int, stopped: Callable[[], bool]
     ) -> Iterator[torch.Tensor | None]:
         """Lend what another rank hands on of a unit (uint8), which has `length` bytes from `offset` of its file.
 
-        Of each row it is what `Shared.handed_on` says. None where it does not come: whoever asks has to read it.
+        Of each row it is what `SharedRows.handed_on` says. None where it does not come: whoever asks has to read it.
         """
         unit, reader = Unit(shared.number, number), shared.reader(number)
         slot = self._awaited(unit, reader, stopped)

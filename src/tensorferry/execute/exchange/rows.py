@@ -18,7 +18,7 @@ from tensorferry.core.schedule import Batch, Read, Schedule, Task
 from tensorferry.execute.strips import Part, parts_of, row_of, strips
 from tensorferry.execute.ways import needs_little
 
-__all__ = ["LEAST", "Need", "Offer", "Rows", "Shared", "Unit", "need_of", "offered", "shared_rows"]
+__all__ = ["LEAST", "Need", "Offer", "Rows", "SharedRows", "Unit", "need_of", "offered", "shared_rows"]
 
 LEAST = 256 << 10
 """Bytes of a read from which on handing it on costs less than what it takes to agree on that."""
@@ -60,7 +60,7 @@ class Unit(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class SharedRows:
     """Rows, of `row` bytes each, that several ranks need parts of.
 
     number: the same on all of them. needs: by the numbers of the ranks, in order, from where to where in each row.
@@ -76,7 +76,7 @@ class Shared:
         return ranks[(self.number + number) % len(ranks)]
 
     def in_order(self, units: int, rank: int) -> Iterator[int]:
-        """Yield the numbers of so many units as `rank` is to take them: of each round its own first, then those of others.
+        """Yield the numbers of so many units as `rank` is to take them: of each round first its own, then others'.
 
         When all ranks do so, and take rows in the same order, none waits for one that waits for it.
         """
@@ -95,8 +95,8 @@ class Shared:
 class Offer:
     """What a rank tells the others: where it is, and the rows that it needs parts of, in the order in which it does.
 
-    neighbourhood: says which ranks can reach each other. address: where it is reached. files: what each file is, so that names
-    that mean different files are told apart.
+    neighbourhood: says which ranks can reach each other. address: where it is reached. files: what each file is, so
+    that names that mean different files are told apart.
     """
 
     neighbourhood: str
@@ -161,7 +161,7 @@ def need_of(plan: Plan, read: Read, task: Task, part: Part) -> Need | None:
     return Need(rows, row, start, start + part.length - (length - row))
 
 
-def shared_rows(offers: Sequence[Offer | None], rank: int) -> dict[Rows, Shared]:
+def shared_rows(offers: Sequence[Offer | None], rank: int) -> dict[Rows, SharedRows]:
     """Return which of the rows that `rank` offers others offer as well. All ranks number them alike.
 
     offers: of all ranks. Nothing is shared where two ranks need the same rows in different orders, for they would wait
@@ -181,7 +181,7 @@ def shared_rows(offers: Sequence[Offer | None], rank: int) -> dict[Rows, Shared]
         both = set(orders[one]) & set(orders[two])
         if [key for key in orders[one] if key in both] != [key for key in orders[two] if key in both]:
             return {}
-    numbers = {key: Shared(n, key[-1], needs) for n, (key, needs) in enumerate(takers.items())}
+    numbers = {key: SharedRows(n, key[-1], needs) for n, (key, needs) in enumerate(takers.items())}
     return {need.rows: numbers[k] for need, k in zip(mine.needs, _keys(mine), strict=True) if k in numbers}
 
 

@@ -31,7 +31,7 @@ from tensorferry.execute import ThreadedExecutor
 from tensorferry.execute.base import Counters
 from tensorferry.execute.exchange import Exchange, Neighbour, exchange
 from tensorferry.execute.exchange.links import Door, Link, connected, neighbourhood
-from tensorferry.execute.exchange.rows import Rows, Shared
+from tensorferry.execute.exchange.rows import Rows, SharedRows
 from tensorferry.execute.exchange.slots import Slots
 from tensorferry.storage.local import LocalStorage
 
@@ -226,9 +226,9 @@ def test_a_neighbour_that_never_comes_is_done_without() -> None:
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[Exchange, Exchange, Shared]]:
+def pair() -> Iterator[tuple[Exchange, Exchange, SharedRows]]:
     """Two ranks that share eight rows of 4 bytes, a row to a unit, and have one slot for each of two threads."""
-    rows, shared = Rows("f", 0, 32, 4), Shared(0, 4, {0: (0, 2), 1: (2, 4)})
+    rows, shared = Rows("f", 0, 32, 4), SharedRows(0, 4, {0: (0, 2), 1: (2, 4)})
     doors, slots = [Door(), Door()], [Slots.made(2, 2) for _ in range(2)]
     addresses = {rank: door.address for rank, door in enumerate(doors)}
 
@@ -249,7 +249,7 @@ def going_on() -> bool:
     return False
 
 
-def test_only_what_others_need_is_handed_on(pair: tuple[Exchange, Exchange, Shared]) -> None:
+def test_only_what_others_need_is_handed_on(pair: tuple[Exchange, Exchange, SharedRows]) -> None:
     first, second, shared = pair
     first.give(shared, 0, torch.tensor([1, 2, 3, 4], dtype=torch.uint8), 0, going_on)
     with second.taken(shared, 0, 0, 4, going_on) as there:
@@ -257,7 +257,7 @@ def test_only_what_others_need_is_handed_on(pair: tuple[Exchange, Exchange, Shar
         assert there.tolist() == [3, 4]
 
 
-def test_a_slot_is_not_filled_again_before_it_was_emptied(pair: tuple[Exchange, Exchange, Shared]) -> None:
+def test_a_slot_is_not_filled_again_before_it_was_emptied(pair: tuple[Exchange, Exchange, SharedRows]) -> None:
     first, second, shared = pair
     data = [torch.full((4,), n, dtype=torch.uint8) for n in range(3)]
 
@@ -277,7 +277,7 @@ def test_a_slot_is_not_filled_again_before_it_was_emptied(pair: tuple[Exchange, 
     assert not giving.is_alive()
 
 
-def test_what_was_handed_on_can_be_taken_when_its_rank_has_ended(pair: tuple[Exchange, Exchange, Shared]) -> None:
+def test_what_was_handed_on_can_be_taken_when_its_rank_has_ended(pair: tuple[Exchange, Exchange, SharedRows]) -> None:
     first, second, shared = pair
     first.give(shared, 0, torch.tensor([1, 2, 3, 4], dtype=torch.uint8), 0, going_on)
     first.close()
@@ -288,7 +288,7 @@ def test_what_was_handed_on_can_be_taken_when_its_rank_has_ended(pair: tuple[Exc
         assert there is None
 
 
-def test_who_has_stopped_waits_for_nobody(pair: tuple[Exchange, Exchange, Shared]) -> None:
+def test_who_has_stopped_waits_for_nobody(pair: tuple[Exchange, Exchange, SharedRows]) -> None:
     _, second, shared = pair
     begun = time.monotonic()
     with second.taken(shared, 0, 0, 4, lambda: True) as there:
