@@ -29,7 +29,7 @@ from tensorferry.config import ParallelConfig, ReadOptions
 from tensorferry.core.catalogue import Catalogue
 from tensorferry.core.plan import Strictness
 from tensorferry.errors import ConfigError, LocateError, shown
-from tensorferry.execute.exchange import Neighbour
+from tensorferry.execute.exchange import Party
 from tensorferry.execute.threaded import ThreadedExecutor
 from tensorferry.formats.download import local_path
 from tensorferry.modules.describe import places
@@ -151,10 +151,10 @@ def load_model(
             refuse_misfit(prepared)
             reading = checkpoint.options
             schedule = scheduled(prepared) if reading.hands_on and settled.type == "cpu" else None
-            neighbour = until_loaded.enter_context(closing(Neighbour(schedule, checkpoint.storage)))
-        offers = ranks.exchanged(neighbour.offer)
+            party = until_loaded.enter_context(closing(Party(schedule, checkpoint.storage)))
+        offers = ranks.exchanged(party.offer)
         with ranks.together(touches=True):
-            with neighbour.meet(offers, mine.rank, reading.workers) or nullcontext() as exchange:
+            with party.meet(offers, mine.rank, reading.workers) or nullcontext() as exchange:
                 executor = ThreadedExecutor.of(reading, exchange)
                 report = run(
                     model, prepared, device=settled, executor=executor, progress=telling, watch=ranks.watch,

@@ -15,14 +15,7 @@ from tensorferry import api
 from tensorferry.checkpoint import Checkpoint
 from tensorferry.compat.vllm import engine
 from tensorferry.compat.vllm.options import load_config, options_for, with_turn
-from tensorferry.compat.vllm.planning import (
-    Planned,
-    neighbour_of,
-    planned,
-    refuse_misfit,
-    uses_of,
-    with_neighbours,
-)
+from tensorferry.compat.vllm.planning import Planned, party_of, planned, reading_together, refuse_misfit, uses_of
 from tensorferry.compat.vllm.quantizing import stream_online
 from tensorferry.compat.vllm.reloading import Needs, needs_of, remember, restored
 from tensorferry.compat.vllm.sources import open_for, sources_of
@@ -72,8 +65,8 @@ class TensorferryLoader(engine.BaseModelLoader):
                     checkpoint = until_loaded.enter_context(self._opened(model_config, model))
                 online = engine.quantizes_while_loading(model)
                 load = None if online else self._planned(model, checkpoint, model_config)
-                neighbour = until_loaded.enter_context(closing(neighbour_of(load)))
-            told = engine.exchanged(model_config, (uses_of(load), neighbour.offer))
+                party = until_loaded.enter_context(closing(party_of(load)))
+            told = engine.exchanged(model_config, (uses_of(load), party.offer))
             with ranks.together():
                 if load is not None:
                     refuse_misfit(load, [uses for uses, _ in told])
@@ -82,7 +75,7 @@ class TensorferryLoader(engine.BaseModelLoader):
                     report = stream_online(model, checkpoint, self.config, self._progress)
                 else:
                     rank = engine.ranks(model_config).rank
-                    with with_neighbours(load, neighbour, [offer for _, offer in told], rank):
+                    with reading_together(load, party, [offer for _, offer in told], rank):
                         report = self._run(model, load, ranks.watch)
                     remember(model, load.own.traced, checkpoint.catalogue)
         self.report = replace(report, seconds={**seconds, **report.seconds})

@@ -17,7 +17,7 @@ from tensorferry.core.plan import Dropped, Plan, describe_problems
 from tensorferry.core.schedule import Schedule
 from tensorferry.core.strays import suggestions
 from tensorferry.errors import PlanError, shown
-from tensorferry.execute.exchange import Neighbour
+from tensorferry.execute.exchange import Party
 from tensorferry.loaders.own_loader import SelfLoad, prepare_own
 from tensorferry.loaders.reading import OwnReading
 from tensorferry.modules.finalize import hooked_modules
@@ -25,7 +25,7 @@ from tensorferry.modules.snapshot import Setting
 from tensorferry.modules.trace import Traced, trace
 from tensorferry.problems import Problem, ProblemKind
 
-__all__ = ["Planned", "neighbour_of", "planned", "refuse_misfit", "uses_of", "with_neighbours"]
+__all__ = ["Planned", "party_of", "planned", "reading_together", "refuse_misfit", "uses_of"]
 
 _TRIES = 5
 """Entries that are left out one after the other, to see what else the loader cannot take."""
@@ -79,17 +79,17 @@ def planned(
     return Planned(own, {name: why for name, why in left.items() if name not in filled}, config, schedule)
 
 
-def neighbour_of(load: Planned | None) -> Neighbour:
-    """Return this rank as others see it that load from the same files; close it when it has met them."""
+def party_of(load: Planned | None) -> Party:
+    """Return this rank as a party to an exchange with others, told what it will read; close it when it has met them."""
     if load is None or load.schedule is None:
-        return Neighbour(None, None)
-    return Neighbour(load.schedule, load.own.prepared.checkpoint.storage)
+        return Party(None, None)
+    return Party(load.schedule, load.own.prepared.checkpoint.storage)
 
 
 @contextmanager
-def with_neighbours(load: Planned, neighbour: Neighbour, offers: Sequence[str], rank: int) -> Iterator[None]:
+def reading_together(load: Planned, party: Party, offers: Sequence[str], rank: int) -> Iterator[None]:
     """Have `load` read together with the ranks of this machine that offer the same rows, while this lasts."""
-    with neighbour.meet(offers, rank, load.config.reading.workers) or nullcontext() as exchange:
+    with party.meet(offers, rank, load.config.reading.workers) or nullcontext() as exchange:
         load.own.reading = OwnReading(load.config, exchange)
         try:
             yield

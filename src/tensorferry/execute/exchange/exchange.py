@@ -21,7 +21,7 @@ from tensorferry.execute.exchange.rows import Offer, Rows, SharedRows, Unit, off
 from tensorferry.execute.exchange.slots import Slots
 from tensorferry.storage.base import Storage
 
-__all__ = ["Exchange", "Neighbour"]
+__all__ = ["Exchange", "Party"]
 
 _PATIENCE = 5.0
 """Seconds that a rank waits for another one before it does without it."""
@@ -36,8 +36,8 @@ _GIVEN, _KEPT, _TAKEN = range(3)
 """Messages: rows, unit and slot of what is there to be taken; rows and unit of what never will be; the slot emptied."""
 
 
-class Neighbour:
-    """One of several ranks that are about to load, before they know of each other. Close it when it has met them.
+class Party:
+    """A rank that is about to load, before it knows of others that are. Close it when it has met them.
 
     schedule: what it will do, None for nothing. `offer` is for all other ranks; `meet` takes those of all.
     """

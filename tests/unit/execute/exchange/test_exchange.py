@@ -29,7 +29,7 @@ from tensorferry.core.transforms import TensorSpec
 from tensorferry.errors import ReadError
 from tensorferry.execute import ThreadedExecutor
 from tensorferry.execute.base import Counters
-from tensorferry.execute.exchange import Exchange, Neighbour, exchange
+from tensorferry.execute.exchange import Exchange, Party, exchange
 from tensorferry.execute.exchange.links import Door, Link, connected, neighbourhood
 from tensorferry.execute.exchange.rows import Rows, SharedRows
 from tensorferry.execute.exchange.slots import Slots
@@ -69,12 +69,12 @@ def empty(schedule: Schedule) -> dict[str, torch.Tensor]:
 def met(schedules: list[Schedule | None], storages: list[Any], threads: int = 4) -> list[Exchange | None]:
     """Have ranks meet, each in a thread, as they would in processes of their own."""
     with ExitStack() as met:
-        neighbours = [Neighbour(*one) for one in zip(schedules, storages, strict=True)]
-        for one in neighbours:
+        parties = [Party(*one) for one in zip(schedules, storages, strict=True)]
+        for one in parties:
             met.callback(one.close)
-        offers = [one.offer for one in neighbours]
-        with ThreadPoolExecutor(len(neighbours)) as pool:
-            return list(pool.map(lambda one: one[1].meet(offers, one[0], threads), enumerate(neighbours)))
+        offers = [one.offer for one in parties]
+        with ThreadPoolExecutor(len(parties)) as pool:
+            return list(pool.map(lambda one: one[1].meet(offers, one[0], threads), enumerate(parties)))
 
 
 def together(works: list[Callable[[], Any]]) -> list[Any]:
@@ -217,10 +217,10 @@ def test_a_neighbour_that_hangs_is_done_without() -> None:
 def test_a_neighbour_that_never_comes_is_done_without() -> None:
     schedules = [schedule_for(0, 512), schedule_for(512, 1024)]
     storages = [MemoryStorage({"f": contents()}) for _ in schedules]
-    neighbours = [Neighbour(*one) for one in zip(schedules, storages, strict=True)]
-    neighbours[1].close()
-    mine = neighbours[0].meet([one.offer for one in neighbours], 0, 4)
-    neighbours[0].close()
+    parties = [Party(*one) for one in zip(schedules, storages, strict=True)]
+    parties[1].close()
+    mine = parties[0].meet([one.offer for one in parties], 0, 4)
+    parties[0].close()
     ((counters, _),) = load([mine], schedules[:1], storages[:1])
     assert counters.bytes_read == LAYERS * ROWS * WIDTH * 2
 
