@@ -18,7 +18,7 @@ import torch
 from tensorferry.core.schedule import Schedule
 from tensorferry.execute.exchange.links import Door, Link, Message, connected, listen, neighbourhood
 from tensorferry.execute.exchange.rows import Offer, Rows, SharedRows, Unit, offered, shared_rows
-from tensorferry.execute.exchange.slots import Slots
+from tensorferry.execute.exchange.trays import Trays
 from tensorferry.storage.base import Storage
 
 __all__ = ["Exchange", "Party"]
@@ -30,10 +30,10 @@ _MEETING = 2.0
 _LOOK = 0.1
 """Seconds between two looks at whether this rank still goes on."""
 _FOR_EACH = 2
-"""Slots for each thread: one is filled while the other is emptied."""
+"""Trays for each thread: one is filled while the other is emptied."""
 
 _GIVEN, _KEPT, _TAKEN = range(3)
-"""Messages: rows, unit and slot of what is there to be taken; rows and unit of what never will be; the slot emptied."""
+"""Messages: rows, unit and tray of what is there to be taken; rows and unit of what never will be; the tray emptied."""
 
 
 class Party:
@@ -66,11 +66,11 @@ class Party:
         if not others:
             return None
         try:
-            slots = Slots.made(_FOR_EACH * threads, max(_handed_on(*one, rank) for one in rows.items()))
+            trays = Trays.made(_FOR_EACH * threads, max(_handed_on(*one, rank) for one in rows.items()))
         except OSError:
             return None
         addresses = {n: offer.address for n, offer in enumerate(told) if n in others and offer is not None}
-        return Exchange(rank, rows, slots, connected(self._door, rank, addresses, slots, _MEETING))
+        return Exchange(rank, rows, trays, connected(self._door, rank, addresses, trays, _MEETING))
 
     def close(self) -> None:
         """Let nobody in any more."""
@@ -87,13 +87,13 @@ def _handed_on(rows: Rows, shared: SharedRows, rank: int) -> int:
 class Exchange:
     """What `rank` reads for others, and they for it. May be used from several threads; close it at the end.
 
-    rows: what is shared, and with whom. slots: what this rank gives goes there; each thread has two. links: to those
+    rows: what is shared, and with whom. trays: what this rank gives goes there; each thread has two. links: to those
     of the others that could be reached.
     """
 
-    def __init__(self, rank: int, rows: Mapping[Rows, SharedRows], slots: Slots, links: Mapping[int, Link]) -> None:
+    def __init__(self, rank: int, rows: Mapping[Rows, SharedRows], trays: Trays, links: Mapping[int, Link]) -> None:
         self.rank = rank
-        self._rows, self._slots, self._links = rows, slots, links
+        self._rows, self._trays, self._links = rows, trays, links
         self._changed = threading.Condition()
         self._gone = {n for shared in rows.values() for n in shared.needs} - links.keys() - {rank}
         self._there: dict[Unit, int] = {}
@@ -108,7 +108,7 @@ class Exchange:
     @property
     def nbytes(self) -> int:
         """Bytes of memory that it takes at most."""
-        return self._slots.nbytes
+        return self._trays.nbytes
 
     def shared(self, rows: Rows | None) -> SharedRows | None:
         """Return with whom `rows` are shared; None where this rank reads them for itself."""
@@ -121,16 +121,16 @@ class Exchange:
 
         stopped: whether this rank has no wish to go on, asked while others are waited for.
         """
-        takers, slot = [n for n in shared.needs if n != self.rank], self._empty_slot(stopped)
-        if slot is None:
+        takers, tray = [n for n in shared.needs if n != self.rank], self._empty_tray(stopped)
+        if tray is None:
             self._tell(takers, (_KEPT, shared.number, number, 0))
             return
         start, stop = shared.handed_on(self.rank)
         some = data.view(-1, shared.row)[:, start:stop]
-        self._slots.at(slot, offset + start, some.nbytes).view(some.shape).copy_(some)
+        self._trays.at(tray, offset + start, some.nbytes).view(some.shape).copy_(some)
         with self._changed:
-            self._untaken[slot] = set(takers) - self._gone
-        self._tell(takers, (_GIVEN, shared.number, number, slot))
+            self._untaken[tray] = set(takers) - self._gone
+        self._tell(takers, (_GIVEN, shared.number, number, tray))
 
     @contextmanager
     def taken(
@@ -141,13 +141,13 @@ class Exchange:
         Of each row it is what `SharedRows.handed_on` says. None where it does not come: whoever asks has to read it.
         """
         unit, reader = Unit(shared.number, number), shared.reader(number)
-        slot = self._awaited(unit, reader, stopped)
-        if slot is None:
+        tray = self._awaited(unit, reader, stopped)
+        if tray is None:
             yield None
             return
         start, stop = shared.handed_on(reader)
-        yield self._links[reader].slots.at(slot, offset + start, length // shared.row * (stop - start))
-        self._tell([reader], (_TAKEN, slot, 0, 0))
+        yield self._links[reader].trays.at(tray, offset + start, length // shared.row * (stop - start))
+        self._tell([reader], (_TAKEN, tray, 0, 0))
 
     def close(self) -> None:
         """End it; idempotent. What was handed on before can still be taken."""
@@ -156,7 +156,7 @@ class Exchange:
         self._ears.join()
         for link in self._links.values():
             link.close()
-        self._slots.close()
+        self._trays.close()
 
     def __enter__(self) -> Self:
         return self
@@ -164,37 +164,38 @@ class Exchange:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _empty_slot(self, stopped: Callable[[], bool]) -> int | None:
-        """Return a slot of the calling thread that all have taken what was in, the one whose memory is in use if it is.
+    def _empty_tray(self, stopped: Callable[[], bool]) -> int | None:
+        """Return the first tray of the calling thread that is empty, so that memory is used that was used before.
 
-        Those who take too long are done without. None for one more thread than there should be, or one that stops.
+        It is waited for until others have taken what is in it; those who take too long are done without. None for one
+        more thread than there should be, or one that stops.
         """
         mine = self._threads
-        if not hasattr(mine, "slots"):
+        if not hasattr(mine, "trays"):
             first = next(self._first)
-            mine.slots = range(first, min(first + _FOR_EACH, self._slots.count))
+            mine.trays = range(first, min(first + _FOR_EACH, self._trays.count))
         with self._changed:
-            empty = self._first_empty(mine.slots)
-            if empty is not None or not mine.slots:
+            empty = self._first_empty(mine.trays)
+            if empty is not None or not mine.trays:
                 return empty
-            self._comes(lambda: self._first_empty(mine.slots) is not None, stopped)
-            empty = self._first_empty(mine.slots)
-            late = set() if empty is not None or stopped() else set(self._untaken[mine.slots[0]])
+            self._comes(lambda: self._first_empty(mine.trays) is not None, stopped)
+            empty = self._first_empty(mine.trays)
+            late = set() if empty is not None or stopped() else set(self._untaken[mine.trays[0]])
         for rank in late:
             self._lose(rank)
-        return mine.slots[0] if late else empty
+        return mine.trays[0] if late else empty
 
-    def _first_empty(self, slots: Iterable[int]) -> int | None:
-        return next((slot for slot in slots if not self._untaken.get(slot)), None)
+    def _first_empty(self, trays: Iterable[int]) -> int | None:
+        return next((tray for tray in trays if not self._untaken.get(tray)), None)
 
     def _awaited(self, unit: Unit, reader: int, stopped: Callable[[], bool]) -> int | None:
-        """Wait until a unit is there, and return its slot; do without a reader that takes too long."""
+        """Wait until a unit is there, and return its tray; do without a reader that takes too long."""
         with self._changed:
             came = self._comes(lambda: unit in self._there or unit in self._kept or reader in self._gone, stopped)
-            slot = self._there.pop(unit, None)
+            tray = self._there.pop(unit, None)
         if not came and not stopped():
             self._lose(reader)
-        return slot
+        return tray
 
     def _comes(self, what: Callable[[], bool], stopped: Callable[[], bool]) -> bool:
         """Wait, with the lock held, until `what` is so; return whether it is, soon after the patience has ended."""
@@ -211,10 +212,10 @@ class Exchange:
                 self._lose(rank)
 
     def _heard(self, rank: int, message: Message) -> None:
-        kind, one, two, slot = message
+        kind, one, two, tray = message
         with self._changed:
             if kind == _GIVEN:
-                self._there[Unit(one, two)] = slot
+                self._there[Unit(one, two)] = tray
             elif kind == _KEPT:
                 self._kept.add(Unit(one, two))
             else:

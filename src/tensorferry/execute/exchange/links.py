@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from tensorferry.execute.exchange.slots import Slots
+from tensorferry.execute.exchange.trays import Trays
 
 __all__ = ["Door", "Link", "Message", "connected", "listen", "neighbourhood"]
 
@@ -58,10 +58,10 @@ class Door:
 
 
 class Link(NamedTuple):
-    """The connection to another rank, and its slots."""
+    """The connection to another rank, and its trays."""
 
     socket: socket.socket
-    slots: Slots
+    trays: Trays
 
     def send(self, message: Message) -> bool:
         """Send a message; return whether that went well: not where the other one is gone, or listens no more."""
@@ -76,26 +76,26 @@ class Link(NamedTuple):
             self.socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close the connection, when nobody listens any more; what lies in the slots can still be read."""
+        """Close the connection, when nobody listens any more; what lies in the trays can still be read."""
         self.socket.close()
-        self.slots.close()
+        self.trays.close()
 
 
-def connected(door: Door, rank: int, addresses: Mapping[int, str], slots: Slots, patience: float) -> dict[int, Link]:
+def connected(door: Door, rank: int, addresses: Mapping[int, str], trays: Trays, patience: float) -> dict[int, Link]:
     """Return links to the ranks of `addresses`, all of which do the same at about this time.
 
-    Those that cannot be reached within `patience` seconds are left out. slots: handed to each of them.
+    Those that cannot be reached within `patience` seconds are left out. trays: handed to each of them.
     """
     deadline = time.monotonic() + patience
     waiting: dict[int, socket.socket] = {}
     for other in sorted(n for n in addresses if n < rank):
         with suppress(OSError):
             waiting[other] = _connect(addresses[other], deadline)
-            _greet(waiting[other], rank, slots)
+            _greet(waiting[other], rank, trays)
     links: dict[int, Link] = {}
     try:
         for other, link in _let_in(door, {n for n in addresses if n > rank}, deadline):
-            _greet(link.socket, rank, slots)
+            _greet(link.socket, rank, trays)
             links[other] = link
     except OSError:
         pass
@@ -158,15 +158,15 @@ def _let_in(door: Door, awaited: Collection[int], deadline: float) -> Iterable[t
         one, _ = door.socket.accept()
         try:
             _refuse_strangers(one)
-            rank, slots = _greeted(one, deadline)
+            rank, trays = _greeted(one, deadline)
         except OSError:
             one.close()
             continue
         if rank not in left:
-            Link(one, slots).close()
+            Link(one, trays).close()
             continue
         left.discard(rank)
-        yield rank, Link(one, slots)
+        yield rank, Link(one, trays)
 
 
 def _refuse_strangers(one: socket.socket) -> None:
@@ -176,11 +176,11 @@ def _refuse_strangers(one: socket.socket) -> None:
         raise OSError("another user is at the other end")
 
 
-def _greet(one: socket.socket, rank: int, slots: Slots) -> None:
-    socket.send_fds(one, [_HELLO.pack(rank, slots.count, slots.size)], [slots.fd])
+def _greet(one: socket.socket, rank: int, trays: Trays) -> None:
+    socket.send_fds(one, [_HELLO.pack(rank, trays.count, trays.size)], [trays.fd])
 
 
-def _greeted(one: socket.socket, deadline: float) -> tuple[int, Slots]:
+def _greeted(one: socket.socket, deadline: float) -> tuple[int, Trays]:
     one.settimeout(max(deadline - time.monotonic(), 0.001))
     data, fds, *_ = socket.recv_fds(one, _HELLO.size, 1, socket.MSG_CMSG_CLOEXEC)
     if len(data) != _HELLO.size or len(fds) != 1:
@@ -188,4 +188,4 @@ def _greeted(one: socket.socket, deadline: float) -> tuple[int, Slots]:
             os.close(fd)
         raise OSError("the other end says something else")
     rank, count, size = _HELLO.unpack(data)
-    return rank, Slots.opened(fds[0], count, size)
+    return rank, Trays.opened(fds[0], count, size)

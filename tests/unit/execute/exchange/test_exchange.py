@@ -32,7 +32,7 @@ from tensorferry.execute.base import Counters
 from tensorferry.execute.exchange import Exchange, Party, exchange
 from tensorferry.execute.exchange.links import Door, Link, connected, neighbourhood
 from tensorferry.execute.exchange.rows import Rows, SharedRows
-from tensorferry.execute.exchange.slots import Slots
+from tensorferry.execute.exchange.trays import Trays
 from tensorferry.storage.local import LocalStorage
 
 MIB = 1 << 20
@@ -227,19 +227,19 @@ def test_a_neighbour_that_never_comes_is_done_without() -> None:
 
 @pytest.fixture
 def pair() -> Iterator[tuple[Exchange, Exchange, SharedRows]]:
-    """Two ranks that share eight rows of 4 bytes, a row to a unit, and have one slot for each of two threads."""
+    """Two ranks that share eight rows of 4 bytes, a row to a unit, and have two trays, for one thread, each."""
     rows, shared = Rows("f", 0, 32, 4), SharedRows(0, 4, {0: (0, 2), 1: (2, 4)})
-    doors, slots = [Door(), Door()], [Slots.made(2, 2) for _ in range(2)]
+    doors, trays = [Door(), Door()], [Trays.made(2, 2) for _ in range(2)]
     addresses = {rank: door.address for rank, door in enumerate(doors)}
 
     def link(rank: int) -> dict[int, Link]:
         others = {other: address for other, address in addresses.items() if other != rank}
-        return connected(doors[rank], rank, others, slots[rank], 5.0)
+        return connected(doors[rank], rank, others, trays[rank], 5.0)
 
     links = together([lambda: link(0), lambda: link(1)])
     for door in doors:
         door.close()
-    first, second = (Exchange(rank, {rows: shared}, slots[rank], links[rank]) for rank in range(2))
+    first, second = (Exchange(rank, {rows: shared}, trays[rank], links[rank]) for rank in range(2))
     yield first, second, shared
     first.close()
     second.close()
@@ -257,7 +257,7 @@ def test_only_what_others_need_is_handed_on(pair: tuple[Exchange, Exchange, Shar
         assert there.tolist() == [3, 4]
 
 
-def test_a_slot_is_not_filled_again_before_it_was_emptied(pair: tuple[Exchange, Exchange, SharedRows]) -> None:
+def test_a_tray_is_not_filled_again_before_it_was_emptied(pair: tuple[Exchange, Exchange, SharedRows]) -> None:
     first, second, shared = pair
     data = [torch.full((4,), n, dtype=torch.uint8) for n in range(3)]
 
@@ -268,7 +268,7 @@ def test_a_slot_is_not_filled_again_before_it_was_emptied(pair: tuple[Exchange, 
     giving = threading.Thread(target=give)
     giving.start()
     time.sleep(0.2)
-    assert giving.is_alive()  # two slots, and three units
+    assert giving.is_alive()  # two trays, and three units
     for n in range(3):
         with second.taken(shared, 2 * n, 0, 4, going_on) as there:
             assert there is not None
@@ -311,30 +311,30 @@ def test_memory_that_could_be_cut_short_is_refused() -> None:
     fd = os.memfd_create("x", os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, 3 * 4096)
     with pytest.raises(OSError, match="not what it said"):
-        Slots.opened(fd, 1, 8192)
+        Trays.opened(fd, 1, 8192)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
-    mine = Slots.made(1, 8192)
+    mine = Trays.made(1, 8192)
     with pytest.raises(OSError, match="not what it said"):
-        Slots.opened(os.dup(mine.fd), 2, 8192)
+        Trays.opened(os.dup(mine.fd), 2, 8192)
     with pytest.raises(PermissionError):
         os.ftruncate(mine.fd, 4096)
     assert fcntl.fcntl(mine.fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
     mine.close()
 
 
-def test_bytes_lie_in_a_slot_as_they_do_in_the_file() -> None:
-    mine = Slots.made(2, 5000)
+def test_bytes_lie_in_a_tray_as_they_do_in_the_file() -> None:
+    mine = Trays.made(2, 5000)
     there = mine.at(1, 4096 * 7 + 1000, 5000)
     assert (there.data_ptr() % 4096, there.nbytes) == (1000, 5000)
     mine.close()
 
 
 def test_who_says_something_else_is_not_let_in() -> None:
-    door, slots = Door(), Slots.made(1, 16)
+    door, trays = Door(), Trays.made(1, 16)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
         stranger.connect(f"\0{door.address}")
         stranger.send(b"hello")
-        assert connected(door, 0, {1: "nobody"}, slots, 0.3) == {}
+        assert connected(door, 0, {1: "nobody"}, trays, 0.3) == {}
     door.close()
-    slots.close()
+    trays.close()

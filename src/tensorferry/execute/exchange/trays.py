@@ -1,4 +1,4 @@
-"""Memory that one process writes to and others of the same machine read: a few slots of equal size."""
+"""Memory that one process writes to and others of the same machine read: a few trays of equal size."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import os
 
 import torch
 
-__all__ = ["Slots"]
+__all__ = ["Trays"]
 
 _SEALS = getattr(fcntl, "F_SEAL_SHRINK", 0) | getattr(fcntl, "F_SEAL_GROW", 0) | getattr(fcntl, "F_SEAL_SEAL", 0)
 _PAGE = mmap.PAGESIZE
 
 
-class Slots:
-    """`count` slots for up to `size` bytes each, in memory that belongs to no file. It goes when nobody has it open.
+class Trays:
+    """`count` trays for up to `size` bytes each, in memory that belongs to no file. It goes when nobody has it open.
 
     fd: to be handed to other processes, which `opened` gives the same memory. Pages come as they are written to.
     """
@@ -26,7 +26,7 @@ class Slots:
         self._memory = torch.frombuffer(mmap.mmap(fd, count * self._room), dtype=torch.uint8)
 
     @classmethod
-    def made(cls, count: int, size: int) -> Slots:
+    def made(cls, count: int, size: int) -> Trays:
         """Return new ones. Raises OSError where the system has no such memory."""
         fd = os.memfd_create("tensorferry", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -38,7 +38,7 @@ class Slots:
             raise
 
     @classmethod
-    def opened(cls, fd: int, count: int, size: int) -> Slots:
+    def opened(cls, fd: int, count: int, size: int) -> Trays:
         """Return those of another process, of which `fd` is a descriptor; it is closed here if that fails.
 
         Raises OSError where it is not as long as was said, or could be cut short: reading it would kill the process.
@@ -53,7 +53,7 @@ class Slots:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all slots."""
+        """Bytes of all trays."""
         return self.count * self._room
 
     def at(self, number: int, offset: int, length: int) -> torch.Tensor:
