@@ -75,7 +75,8 @@ class ReadOptions:
     turn: which of how many ranks that share files this one is, counted from 0: by strategy "lazy" each begins to read
     elsewhere, so that the disk gives one what the others will find in the cache. None: what torchrun says.
     exchange: whether ranks that share files and need parts of the same rows each read some of these and hand them on,
-    rather than have the page cache do that, where a loader has them meet: that of vLLM does, and `load_model`.
+    rather than have the page cache do that, where a loader has them meet: that of vLLM does, and `load_model`. They
+    begin at the same place then, whatever `turn` says. Not with direct "never", nor `mapped`.
     mapped: whether parameters on meta become views of the mapped files, where their bytes lie there just as they are
     wanted. That takes milliseconds and shares memory between processes, but the file must not change while they are in
     use, and a file that is cut short kills the process. What is written to them stays in this process.
