@@ -169,6 +169,13 @@ def test_a_rank_whose_neighbour_has_ended_reads_for_itself() -> None:
     assert counters.bytes_read == LAYERS * ROWS * WIDTH * 2
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for another rank until patience ends waits for longer than a test may take."""
+    monkeypatch.setattr(exchange, "_PATIENCE", 1000.0)
+
+
+@pytest.mark.usefixtures("patient")
 def test_a_rank_whose_disk_fails_stops_nobody_else() -> None:
     def broken(path: str, offset: int, length: int) -> None:
         if offset > MIB:
@@ -186,9 +193,7 @@ def test_a_rank_whose_disk_fails_stops_nobody_else() -> None:
         with exchanges[1] as mine, pytest.raises(ReadError, match="the disk is broken"):  # type: ignore[union-attr]
             ThreadedExecutor(4, exchange=mine).run(schedules[1], storages[1], empty(schedules[1]))
 
-    begun = time.monotonic()
     together([good, bad])
-    assert time.monotonic() - begun < exchange._PATIENCE
     for layer in range(LAYERS):
         assert torch.equal(found[f"w{layer}"].view(torch.int16), values(layer)[:, :512].view(torch.int16))
 
@@ -204,9 +209,7 @@ def test_a_neighbour_that_hangs_is_done_without() -> None:
     schedules = [schedule_for(0, 512), schedule_for(512, 1024)]
     storages = [MemoryStorage({"f": contents()}) for _ in schedules]
     first, second = met(list(schedules), storages)  # the second never does anything
-    begun = time.monotonic()
     ((counters, parameters),) = load([first], schedules[:1], storages[:1])
-    assert time.monotonic() - begun < 5
     assert torch.equal(parameters["w2"].view(torch.int16), values(2)[:, :512].view(torch.int16))
     assert counters.bytes_read == LAYERS * ROWS * WIDTH * 2
     assert second is not None
@@ -288,12 +291,11 @@ def test_what_was_handed_on_can_be_taken_when_its_rank_has_ended(pair: tuple[Exc
         assert there is None
 
 
+@pytest.mark.usefixtures("patient")
 def test_who_has_stopped_waits_for_nobody(pair: tuple[Exchange, Exchange, SharedRows]) -> None:
     _, second, shared = pair
-    begun = time.monotonic()
     with second.taken(shared, 0, 0, 4, lambda: True) as there:
         assert there is None
-    assert time.monotonic() - begun < 1
 
 
 def test_an_exchange_leaves_nothing_open() -> None:
