@@ -59,7 +59,7 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True)
 class InStrips:
-    """Does reads of `plan` so, through `ways` and into `parameters`; may be used from several threads.
+    """Does reads of `plan` in strips, through `ways` and into `parameters`; may be used from several threads.
 
     exchange: what ranks hand each other rows by; None for a rank that reads alone. stopped: whether nothing more is to
     be read.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from tensorferry.execute.ways import Ways
 from tensorferry.numerics.threads import alone
 from tensorferry.numerics.torch_dtypes import torch_dtype
 
-__all__ = ["place_lent"]
+__all__ = ["LentReads"]
 
 _LEASED = "cached: leased"
 """What a report calls this way."""
@@ -29,63 +30,67 @@ class _Use(NamedTuple):
     piece: Piece
 
 
-def place_lent(
-    plan: Plan,
-    batch: Batch,
-    ways: Ways,
-    parameters: Parameters,
-    counters: Counters,
-    stopped: Callable[[], bool],
-) -> Batch:
-    """Do those reads of `batch` that can be lent, count them, and return the batch without them.
+@dataclass(frozen=True)
+class LentReads:
+    """Does reads of `plan` by copying what `ways` lend into `parameters`; may be used from several threads.
 
-    Not what is read straight to its place, which takes no longer; nor what is computed, as whoever computes may take
-    long, or keep what he gets. stopped: whether nothing more is to be copied.
+    stopped: whether nothing more is to be copied.
     """
-    lendable = [n for n, read in enumerate(batch.reads) if read.times == 1 and ways.lends(read.file, read.length)]
-    if not lendable:
-        return batch
-    users: dict[int, list[_Use]] = defaultdict(list)
-    for task in batch.tasks:
-        for part in task.inputs:
-            for piece in part.pieces:
-                users[piece.read].append(_Use(task, piece))
-    done: set[int] = set()
-    for n in lendable:
-        if stopped() or not _is_staged(plan, batch.reads[n], users[n], parameters):
-            continue
-        with alone(), reading_for(entries_of(plan, batch, n)):
-            if _copied(plan, batch.reads[n], users[n], ways, parameters, counters):
-                done.add(n)
-    return _without(batch, done) if done else batch
 
+    plan: Plan
+    ways: Ways
+    parameters: Parameters
+    stopped: Callable[[], bool]
 
-def _is_staged(plan: Plan, read: Read, uses: list[_Use], parameters: Parameters) -> bool:
-    """Whether a read is only to be copied on, and not from an address that is odd for its type: that is two copies."""
-    straight = True
-    for task, piece in uses:
-        step = plan.steps[task.step]
-        parameter, kind = parameters[step.parameter], torch_dtype(step.sources[0].entry.dtype)
-        if step.via is not None or not parameter.is_cpu or (read.offset + piece.offset) % kind.itemsize:
-            return False
-        straight = straight and in_place(plan, task, parameter) is not None
-    return not straight
+    def place(self, batch: Batch, counters: Counters) -> Batch:
+        """Do those reads of `batch` that can be lent, count them, and return the batch without them. Raises ReadError.
 
+        Not what is read straight to its place, which takes no longer; nor what is computed, as whoever computes may
+        take long, or keep what he gets.
+        """
+        lendable = [n for n, r in enumerate(batch.reads) if r.times == 1 and self.ways.may_lend(r.file, r.length)]
+        if not lendable:
+            return batch
+        users: dict[int, list[_Use]] = defaultdict(list)
+        for task in batch.tasks:
+            for part in task.inputs:
+                for piece in part.pieces:
+                    users[piece.read].append(_Use(task, piece))
+        done: set[int] = set()
+        for n in lendable:
+            if self.stopped() or not self._is_staged(batch.reads[n], users[n]):
+                continue
+            with alone(), reading_for(entries_of(self.plan, batch, n)):
+                if self._copied(batch.reads[n], users[n], counters):
+                    done.add(n)
+        return _without(batch, done) if done else batch
 
-def _copied(plan: Plan, read: Read, uses: list[_Use], ways: Ways, parameters: Parameters, counters: Counters) -> bool:
-    """Copy what a read would bring, if it is lent."""
-    with ways.lent(read.file, read.offset, read.length) as view:
-        if view is None:
-            return False
-        lent = torch.frombuffer(view, dtype=torch.uint8)
+    def _is_staged(self, read: Read, uses: list[_Use]) -> bool:
+        """Whether a read is only to be copied on, and from no address that is odd for its type: that is two copies."""
+        straight = True
         for task, piece in uses:
-            step = plan.steps[task.step]
-            counters.lost(step.parameter, landing(plan, task, parameters[step.parameter]).put(lent, piece))
-            counters.direct_bytes += piece.box.size * step.sources[0].entry.dtype.block_bytes
-    counters.bytes_read += read.length
-    counters.reads += 1
-    counters.came(_LEASED, read.length)
-    return True
+            step = self.plan.steps[task.step]
+            parameter, kind = self.parameters[step.parameter], torch_dtype(step.sources[0].entry.dtype)
+            if step.via is not None or not parameter.is_cpu or (read.offset + piece.offset) % kind.itemsize:
+                return False
+            straight = straight and in_place(self.plan, task, parameter) is not None
+        return not straight
+
+    def _copied(self, read: Read, uses: list[_Use], counters: Counters) -> bool:
+        """Copy what a read would bring, if it is lent."""
+        with self.ways.lend(read.file, read.offset, read.length) as view:
+            if view is None:
+                return False
+            lent = torch.frombuffer(view, dtype=torch.uint8)
+            for task, piece in uses:
+                step = self.plan.steps[task.step]
+                landed = landing(self.plan, task, self.parameters[step.parameter])
+                counters.lost(step.parameter, landed.put(lent, piece))
+                counters.direct_bytes += piece.box.size * step.sources[0].entry.dtype.block_bytes
+        counters.bytes_read += read.length
+        counters.reads += 1
+        counters.came(_LEASED, read.length)
+        return True
 
 
 def _without(batch: Batch, done: set[int]) -> Batch:

@@ -27,7 +27,7 @@ from tensorferry.execute.blame import entries_of, reading_for
 from tensorferry.execute.device import DeviceExecutor, any_on_devices
 from tensorferry.execute.exchange import Exchange
 from tensorferry.execute.in_strips import Cut, InStrips
-from tensorferry.execute.lending import place_lent
+from tensorferry.execute.lending import LentReads
 from tensorferry.execute.placing import in_place, perform
 from tensorferry.execute.pool import PATIENCE, Readers
 from tensorferry.execute.staging import Staging
@@ -194,7 +194,9 @@ class _Run:
 
     def __post_init__(self) -> None:
         self.sizes = [_layout(batch.reads)[1] + batch.room for batch in self.schedule.batches]
-        self.strips = InStrips(self.schedule.plan, self.ways, self.parameters, self.exchange, self.cancelled.is_set)
+        plan, stopped = self.schedule.plan, self.cancelled.is_set
+        self.lent = LentReads(plan, self.ways, self.parameters, stopped)
+        self.strips = InStrips(plan, self.ways, self.parameters, self.exchange, stopped)
         self.staging = Staging(min(max(self.sizes, default=0), self.schedule.max_staging), self.schedule.max_staging)
 
     def work(self, number: int) -> int:
@@ -219,7 +221,7 @@ class _Run:
     def _moved(self, batch: Batch) -> Counters:
         counters = Counters()
         if self.exchange is None:  # else others wait for what this rank reads
-            batch = place_lent(self.schedule.plan, batch, self.ways, self.parameters, counters, self.cancelled.is_set)
+            batch = self.lent.place(batch, counters)
         direct, cut, rest = self._sort_out(batch)
         # Where all goes straight to its place, holes are too small to ask for; it takes time for each task.
         asks = self.ways.shared and len(direct) < len(batch.reads)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -90,18 +90,16 @@ class Ways:
             return sum(shares) >= _NONE_WAITS * len(shares)
         return False
 
-    def lends(self, path: str, length: int) -> bool:
+    def may_lend(self, path: str, length: int) -> bool:
         """Whether so long a read of `path` may be lent: it lies on a local disk, and no other way is asked for."""
         if not _LEAST <= length <= _MOST_LENT or self.direct != "auto" or self._cache is None:
             return False
         return isinstance(self.storage, SupportsLease) and not self._cache.uncached(path).why
 
-    @contextmanager
-    def lent(self, path: str, offset: int, length: int) -> Iterator[memoryview | None]:
-        """Lend a range of `path`, of which `lends` is true, to be copied from within the block; see `SupportsLease`."""
+    def lend(self, path: str, offset: int, length: int) -> AbstractContextManager[memoryview | None]:
+        """Lend a range of `path`, where `may_lend`, to be copied from within the block; see `SupportsLease`."""
         assert isinstance(self.storage, SupportsLease)
-        with self.storage.lend(path, offset, length) as view:
-            yield view
+        return self.storage.lend(path, offset, length)
 
     def splits_freely(self, file: str) -> bool:
         """Whether several requests for a part of `file` take no longer than one: nothing far away answers them."""

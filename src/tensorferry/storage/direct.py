@@ -113,7 +113,7 @@ def fill(file: DirectFile, offset: int, views: Sequence[memoryview], spare: Spar
         return _copied_on(file, offset, views[0], spare)
     copied, at = 0, offset
     pieces = _Pieces(views, offset)
-    for group in _groups(_runs(file.block, offset, stop, iter(straight))):
+    for group in _groups(_runs(file.block, offset, stop, straight)):
         buffer = spare.take()
         end = _read(file.fd, file.block, group, buffer)
         copied += _hand_out(group, buffer, pieces, offset, min(end, stop))
@@ -154,7 +154,7 @@ def _straight(file: DirectFile, offset: int, views: Sequence[memoryview]) -> Ite
         offset += len(view)
 
 
-def _runs(block: int, start: int, stop: int, straight: Iterator[_Run]) -> Iterator[_Run]:
+def _runs(block: int, start: int, stop: int, straight: Sequence[_Run]) -> Iterator[_Run]:
     """Yield runs without a hole from `start` to `stop`, rounded to whole blocks; `SPARE` bytes at most are spared."""
     at, last = start // block * block, -(-stop // block) * block
     for run in (*straight, _Run(last, last, None)):

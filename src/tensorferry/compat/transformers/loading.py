@@ -153,13 +153,15 @@ def load_model(
             schedule = scheduled(prepared) if reading.hands_on and settled.type == "cpu" else None
             party = until_loaded.enter_context(closing(Party(schedule, checkpoint.storage)))
         offers = ranks.exchanged(party.offer)
-        with ranks.together(touches=True):
-            with party.meet(offers, mine.rank, reading.workers) or nullcontext() as exchange:
-                executor = ThreadedExecutor.of(reading, exchange)
-                report = run(
-                    model, prepared, device=settled, executor=executor, progress=telling, watch=ranks.watch,
-                    schedule=schedule,
-                )  # fmt: skip
+        with (
+            ranks.together(touches=True),
+            party.meet(offers, mine.rank, reading.workers) or nullcontext() as exchange,
+        ):
+            executor = ThreadedExecutor.of(reading, exchange)
+            report = run(
+                model, prepared, device=settled, executor=executor, progress=telling, watch=ranks.watch,
+                schedule=schedule,
+            )  # fmt: skip
     built = cast("PreTrainedModel", model)
     return (built, report) if return_report else built
 
