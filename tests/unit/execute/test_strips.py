@@ -18,7 +18,7 @@ from tensorferry.core.plan import Plan, Source, Step
 from tensorferry.core.planning import make_plan
 from tensorferry.core.schedule import Schedule
 from tensorferry.core.target import TargetTensor
-from tensorferry.core.transforms import TensorSpec
+from tensorferry.core.transforms import Add, TensorSpec
 from tensorferry.execute import ThreadedExecutor
 from tensorferry.execute.strips import Part, parts_of, strips
 from tensorferry.storage.base import Uncached
@@ -109,6 +109,16 @@ def test_a_read_of_several_tensors_is_done_in_strips_of_each() -> None:
     assert torch.equal(found["n"], torch.arange(COLUMNS, dtype=torch.float32))
     assert counters.bytes_read == 4096 + length  # and not what lies between them
     assert counters.staging_peak == 601 * 4096
+
+
+def test_a_read_that_something_is_computed_of_is_read_as_a_whole() -> None:
+    plan = columns(1000, 24, offset=4096)
+    norm = TensorEntry.at("n", F32, (COLUMNS,), "f", 0)
+    whole = Region.whole((COLUMNS,))
+    step = Step("n", whole, (Source(norm, whole),), via=Add(1), window=whole)
+    plan = Plan((step, *plan.steps), {**plan.parameters, "n": TensorSpec(F32, (COLUMNS,))})
+    (batch,) = scheduled(plan).batches
+    assert (len(batch.reads), parts_of(plan, batch)) == (1, {})
 
 
 def test_many_small_tensors_are_not_read_one_by_one() -> None:

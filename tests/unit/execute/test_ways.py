@@ -261,3 +261,9 @@ def test_ranks_that_share_files_share_the_cores(
     options = ReadOptions(turn=(ranks - 1, ranks))
     assert (options.workers, options.copiers) == (readers, copiers)
     assert ReadOptions(threads=5, turn=(0, ranks)).workers == 5
+
+
+@pytest.mark.parametrize("otherwise", [{"shared": False}, {"exchange": False}, {"direct": "never"}, {"mapped": True}])
+def test_ranks_hand_on_what_they_read_unless_they_are_told_otherwise(otherwise: dict[str, Any]) -> None:
+    assert ReadOptions(shared=True).hands_on
+    assert not ReadOptions(**{"shared": True, **otherwise}).hands_on

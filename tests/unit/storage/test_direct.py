@@ -60,6 +60,25 @@ def test_whole_pages_are_not_copied_at_all(storage: LocalStorage) -> None:
     assert out == DATA[4 * PAGE : 12 * PAGE]
 
 
+@pytest.mark.parametrize("lead", [0, 8])
+def test_little_more_than_a_mebibyte_is_asked_for_at_once(
+    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch, lead: int
+) -> None:
+    asked: list[int] = []
+    preadv = os.preadv
+
+    def noted(fd: int, buffers: Any, offset: int) -> int:
+        asked.append(sum(map(len, buffers)))
+        return preadv(fd, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", noted)
+    out = page_aligned(3 * SPARE, lead=lead)
+    storage.read_uncached("f", 0, [out])
+    assert out == DATA[: 3 * SPARE]
+    assert len(asked) >= 3
+    assert max(asked) <= SPARE + (64 << 10)
+
+
 def test_what_lies_otherwise_is_copied_once(storage: LocalStorage) -> None:
     out = page_aligned(2 * SPARE, lead=8)
     assert storage.read_uncached("f", 1000, [out]) == 2 * SPARE

@@ -20,6 +20,7 @@ from helpers.reading_ways import let_go
 from tensorferry.errors import LocateError, ReadError
 from tensorferry.storage import leases
 from tensorferry.storage.base import SupportsLease
+from tensorferry.storage.handle import Handle
 from tensorferry.storage.joined import JoinedStorage
 from tensorferry.storage.local import LocalStorage
 
@@ -198,6 +199,11 @@ def test_what_the_system_refuses_is_not_lent(storage: LocalStorage, monkeypatch:
         patched.setattr(leases, "_POPULATE_READ", -1)
         assert refused(storage)
     assert not refused(storage)
+
+
+def test_a_file_on_another_machine_is_not_lent(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Handle, "is_elsewhere", True)
+    assert refused(storage)
 
 
 def test_what_is_not_in_the_page_cache_as_a_whole_is_not_lent(storage: LocalStorage, tmp_path: Path) -> None:

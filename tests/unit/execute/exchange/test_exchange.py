@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 import threading
@@ -103,7 +102,8 @@ def test_each_byte_is_read_by_one_rank_and_is_right_on_all(edges: tuple[int, ...
     cuts = list(pairwise(edges))
     schedules = [schedule_for(*cut, dtype=dtype, max_read=max_read) for cut in cuts]
     storages = [MemoryStorage({"f": contents()}) for _ in cuts]
-    found = load(met(list(schedules), storages), schedules, storages)
+    exchanges = met(list(schedules), storages)
+    found = load(exchanges, schedules, storages)
     for (start, stop), (_, parameters) in zip(cuts, found, strict=True):
         for layer in range(LAYERS):
             wanted = values(layer)[:, start:stop].to(parameters[f"w{layer}"].dtype)
@@ -112,6 +112,7 @@ def test_each_byte_is_read_by_one_rank_and_is_right_on_all(edges: tuple[int, ...
     ranges = sorted((at, at + length) for storage in storages for _, at, length in storage.reads)
     assert all(one[1] <= two[0] for one, two in pairwise(ranges))
     assert all(counters.ways["from another rank"] for counters, _ in found)
+    assert all(one and counters.staging_peak > one.nbytes for one, (counters, _) in zip(exchanges, found, strict=True))
 
 
 def test_ranks_share_files_past_the_page_cache(tmp_path: Path) -> None:
@@ -292,6 +293,16 @@ def test_what_was_handed_on_can_be_taken_when_its_rank_has_ended(pair: tuple[Exc
 
 
 @pytest.mark.usefixtures("patient")
+def test_what_there_is_no_tray_for_is_not_waited_for(pair: tuple[Exchange, Exchange, SharedRows]) -> None:
+    first, second, shared = pair
+    data = torch.tensor([1, 2, 3, 4], dtype=torch.uint8)
+    first.give(shared, 0, data, 0, going_on)
+    together([lambda: first.give(shared, 2, data, 0, going_on)])  # one thread more than there are trays for
+    with second.taken(shared, 2, 0, 4, going_on) as there:
+        assert there is None
+
+
+@pytest.mark.usefixtures("patient")
 def test_who_has_stopped_waits_for_nobody(pair: tuple[Exchange, Exchange, SharedRows]) -> None:
     _, second, shared = pair
     with second.taken(shared, 0, 0, 4, lambda: True) as there:
@@ -307,29 +318,6 @@ def test_an_exchange_leaves_nothing_open() -> None:
     storages = [MemoryStorage({"f": contents()}) for _ in schedules]
     load(met(list(schedules), storages), schedules, storages)
     assert (open_now(), threading.active_count()) == (before, threads)
-
-
-def test_memory_that_could_be_cut_short_is_refused() -> None:
-    fd = os.memfd_create("x", os.MFD_ALLOW_SEALING)
-    os.ftruncate(fd, 3 * 4096)
-    with pytest.raises(OSError, match="not what it said"):
-        Trays.opened(fd, 1, 8192)
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(fd)
-    mine = Trays.made(1, 8192)
-    with pytest.raises(OSError, match="not what it said"):
-        Trays.opened(os.dup(mine.fd), 2, 8192)
-    with pytest.raises(PermissionError):
-        os.ftruncate(mine.fd, 4096)
-    assert fcntl.fcntl(mine.fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
-    mine.close()
-
-
-def test_bytes_lie_in_a_tray_as_they_do_in_the_file() -> None:
-    mine = Trays.made(2, 5000)
-    there = mine.at(1, 4096 * 7 + 1000, 5000)
-    assert (there.data_ptr() % 4096, there.nbytes) == (1000, 5000)
-    mine.close()
 
 
 def test_who_says_something_else_is_not_let_in() -> None:

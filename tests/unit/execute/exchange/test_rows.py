@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -67,6 +68,8 @@ def test_whole_rows_and_nearly_whole_ones_are_not_offered() -> None:
 def test_what_two_tasks_need_and_what_does_not_lie_row_by_row_is_not_offered() -> None:
     twice = scheduled(columns(0, 256), columns(0, 256, name="v"))
     assert not offered(twice)
+    once = scheduled(columns(0, 256))
+    assert not offered(replace(once, batches=once.batches * 2))
     sideways = columns(0, 256, chunk=Chunk(None, Span("f", 0, ROWS * 2048), (1, ROWS)))
     assert not offered(scheduled(sideways))
 
