@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from itertools import chain
 from typing import Unpack
 
 import torch
@@ -184,7 +185,8 @@ def _memory(
     model: nn.Module, prepared: Prepared, device: torch.device, memory: Callable[..., Materialized]
 ) -> Materialized:
     options = prepared.checkpoint.options
-    where = beginnings(prepared.plan, least=LARGE) if options.direct != "never" else {}
+    is_new = any(tensor.is_meta for tensor in chain(model.parameters(), model.buffers()))
+    where = beginnings(prepared.plan, least=LARGE) if is_new and options.direct != "never" else {}
     return memory(model, prepared.target, device, beginnings=where, huge_pages=options.huge_pages)
 
 

@@ -63,7 +63,7 @@ def in_pieces(world: World, folder: Path) -> Iterator[Storage]:
         patch("tensorferry.execute.strips._STRIP", 16),
         patch("tensorferry.storage.touching.PIECE", 16),
         patch("tensorferry.storage.handle.PIECE", 16),
-        patch("tensorferry.storage.touching._is_untouched", bool),
+        patch("tensorferry.storage.touching.is_untouched", bool),
         patch("tensorferry.storage.touching._touch", len),
         in_files(world, folder) as storage,
     ):

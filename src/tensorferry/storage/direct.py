@@ -18,7 +18,7 @@ from typing import NamedTuple
 from tensorferry.storage.blocks import block_of
 from tensorferry.storage.file_systems import file_system_of
 from tensorferry.storage.libc import address, libc
-from tensorferry.storage.touching import touch
+from tensorferry.storage.touching import is_untouched, touch
 
 __all__ = ["SPARE", "DirectFile", "Filled", "Spare", "fill", "open_direct"]
 
@@ -126,7 +126,7 @@ def fill(file: DirectFile, offset: int, views: Sequence[memoryview], spare: Spar
 def _copied_on(file: DirectFile, offset: int, view: memoryview, spare: Spare) -> Filled:
     """Fill one buffer of which nothing can be read where it belongs: block after block, through the spare buffers."""
     stop, at = offset + len(view), offset // file.block * file.block
-    last = -(-stop // file.block) * file.block
+    last, is_new = -(-stop // file.block) * file.block, is_untouched(view)
     while at < stop:
         end = min(at + SPARE, last)
         buffer = spare.take()[: end - at]
@@ -134,7 +134,8 @@ def _copied_on(file: DirectFile, offset: int, view: memoryview, spare: Spare) ->
         first, until = max(at, offset), min(came, stop)
         if first < until:
             into = view[first - offset : until - offset]
-            touch(into)
+            if is_new:
+                touch(into)
             _copy(into, buffer[first - at : until - at])
         if came < end:
             stop = max(until, offset)

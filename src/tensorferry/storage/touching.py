@@ -9,7 +9,7 @@ from functools import cache
 
 from tensorferry.storage.libc import address, libc
 
-__all__ = ["PIECE", "in_touched_pieces", "touch"]
+__all__ = ["PIECE", "in_touched_pieces", "is_untouched", "touch"]
 
 PIECE = 1 << 20
 """Bytes that are touched and filled at a time: they are still in the processor's cache when they are filled."""
@@ -27,7 +27,7 @@ def in_touched_pieces(view: memoryview) -> Iterator[memoryview]:
     many at once; asking again for pages that are there costs as much as half of copying, so one is looked at first.
     Nothing is written. Where the system knows no such call, pages come as they are written to.
     """
-    if len(view) < PIECE or not _is_untouched(view):
+    if len(view) < PIECE or not is_untouched(view):
         yield view
         return
     for first in range(0, len(view), PIECE):
@@ -38,11 +38,11 @@ def in_touched_pieces(view: memoryview) -> Iterator[memoryview]:
 
 def touch(view: memoryview) -> None:
     """Give `view` its pages, if nobody has touched its memory yet and it is long enough for that to pay."""
-    if len(view) >= _PAYS and _is_untouched(view):
+    if len(view) >= _PAYS and is_untouched(view):
         _touch(view)
 
 
-def _is_untouched(view: memoryview) -> bool:
+def is_untouched(view: memoryview) -> bool:
     """Whether the page in the middle of `view` has not been given yet; that one speaks for all."""
     if not _knows_populate():
         return False

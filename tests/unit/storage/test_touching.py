@@ -62,7 +62,7 @@ def test_touching_writes_nothing_and_reaches_all_pages_of_what_it_is_given() -> 
     pieces = list(in_touched_pieces(view[100:-100]))
     assert sum(map(len, pieces)) == 4 * PIECE - 200
     assert (view[100], any(view[101:])) == (7, False)
-    assert not touching._is_untouched(view)
+    assert not touching.is_untouched(view)
 
 
 @pytest.mark.parametrize("sizes", [[3 * MIB + 7], [10, 2 * MIB, 10], [2 * MIB, 2 * MIB + 1]])
