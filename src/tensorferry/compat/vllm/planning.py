@@ -75,8 +75,14 @@ def planned(
     plan = _settled(model, own.prepared.plan, left)
     # vLLM runs the hooks itself, in its own order.
     own.prepared = replace(own.prepared, plan=plan, strict=config.strictness, processed=tuple(hooked_modules(model)))
-    schedule = api.scheduled(own.prepared) if config.reading.hands_on and config.strategy == "lazy" else None
+    schedule = api.scheduled(own.prepared) if _hands_on(model, config) else None
     return Planned(own, {name: why for name, why in left.items() if name not in filled}, config, schedule)
+
+
+def _hands_on(model: nn.Module, config: LoadConfig) -> bool:
+    """Whether this rank reads for others, and they for it: not for GPUs, which are filled by an executor of their own."""
+    on_cpu = all(parameter.device.type in ("cpu", "meta") for parameter in model.parameters())
+    return on_cpu and config.reading.hands_on and config.strategy == "lazy"
 
 
 def party_of(load: Planned | None) -> Party:
