@@ -80,7 +80,7 @@ def planned(
 
 
 def _hands_on(model: nn.Module, config: LoadConfig) -> bool:
-    """Whether this rank reads for others, and they for it: not for GPUs, which are filled by an executor of their own."""
+    """Whether this rank reads for others, and they for it: not for GPUs, which another executor fills."""
     on_cpu = all(parameter.device.type in ("cpu", "meta") for parameter in model.parameters())
     return on_cpu and config.reading.hands_on and config.strategy == "lazy"
 
