@@ -15,7 +15,7 @@ from tensorferry.execute.blame import reading_for
 from tensorferry.execute.exchange import LEAST, Exchange, Rows, SharedRows, need_of
 from tensorferry.execute.placing import Landing, landing
 from tensorferry.execute.strips import LONG, Part, Strip, parts_of, strips
-from tensorferry.execute.ways import Ways
+from tensorferry.execute.ways import Ways, needs_little
 from tensorferry.numerics.memory import bytes_of
 from tensorferry.numerics.threads import alone
 
@@ -99,7 +99,7 @@ class InStrips:
                     self._place_together(one.strips, route, one.together)
 
     def _slice(self, read: Read, task: Task, part: Part) -> _Slice:
-        need = need_of(self.plan, read, task, part) if self.exchange else None
+        need = need_of(self.plan, read, task, part) if self.exchange and needs_little(task) else None
         shared = self.exchange.shared(need.rows) if self.exchange and need else None
         together = _Together(need.rows, shared, self.exchange) if self.exchange and need and shared else None
         return _Slice(task, list(strips(self.plan, task, part)), together)

@@ -76,7 +76,7 @@ def strips(plan: Plan, task: Task, part: Part) -> Iterator[Strip]:
     ((piece,),) = (given.pieces for given in task.inputs)
     dim, row = _falling_dim(piece), row_of(plan, task)
     rows, first, last = piece.box.shape[dim], piece.box.start[dim], piece.box.stop[dim]
-    each = -(-rows // max(part.length // _STRIP, 1))
+    each = -(-rows // max(rows * row // _STRIP, 1))  # whichever columns of the rows are needed
     for at in range(first, last, each):
         stop, begin = min(at + each, last), (at - first) * row
         length = part.length - begin if stop == last else (stop - at) * row

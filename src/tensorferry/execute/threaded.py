@@ -144,7 +144,7 @@ class ThreadedExecutor:
         return run.counters
 
     def _feed(self, run: _Run, readers: Readers[int], on_ready: OnReady | None, progress: Progress) -> None:
-        bound, in_flight, waiting = run.schedule.max_staging, 0, 0
+        bound, in_flight, waiting = run.bound, 0, 0
         remaining = Remaining.of_tasks(run.schedule)
 
         def settle() -> None:
@@ -197,7 +197,8 @@ class _Run:
         plan, stopped = self.schedule.plan, self.cancelled.is_set
         self.lent = LentReads(plan, self.ways, self.parameters, stopped)
         self.strips = InStrips(plan, self.ways, self.parameters, self.exchange, stopped)
-        self.staging = Staging(min(max(self.sizes, default=0), self.schedule.max_staging), self.schedule.max_staging)
+        self.bound = self.schedule.max_staging - (self.exchange.nbytes if self.exchange else 0)
+        self.staging = Staging(min(max(self.sizes, default=0), self.bound), self.bound)
 
     def work(self, number: int) -> int:
         """Read and place one batch, in a thread of the pool; where that fails, no thread begins another read."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -17,8 +18,9 @@ import torch
 
 from tensorferry.core.schedule import Schedule
 from tensorferry.execute.exchange.links import Door, Link, Message, connected, listen, neighbourhood
-from tensorferry.execute.exchange.rows import Offer, Rows, SharedRows, Unit, offered, shared_rows
-from tensorferry.execute.exchange.trays import Trays
+from tensorferry.execute.exchange.rows import Need, Offer, Rows, SharedRows, Unit, offered, shared_rows
+from tensorferry.execute.exchange.trays import Trays, nbytes_of
+from tensorferry.execute.ways import Ways
 from tensorferry.storage.base import Storage
 
 __all__ = ["Exchange", "Party"]
@@ -44,14 +46,16 @@ class Party:
 
     def __init__(self, schedule: Schedule | None, storage: Storage | None) -> None:
         self._door: Door | None = None
+        self._room = 0
         self.offer = ""
         where = neighbourhood()
-        needs = offered(schedule) if schedule is not None and storage is not None and where else []
-        if needs and storage is not None:
-            files = {file: str(storage.stat(file).identity) for file in dict.fromkeys(n.rows.file for n in needs)}
+        needs, files = _needs(schedule, storage) if schedule is not None and storage is not None and where else ((), {})
+        if schedule is not None and needs:
+            self._room = schedule.max_staging - max(batch.staging for batch in schedule.batches)
+        if needs and self._room >= nbytes_of(1, max(need.rows.each for need in needs)):
             with suppress(OSError):
                 self._door = Door()
-                self.offer = Offer(where, self._door.address, files, tuple(needs)).to_text()
+                self.offer = Offer(where, self._door.address, files, needs).to_text()
 
     def meet(self, offers: Sequence[str], rank: int, threads: int) -> Exchange | None:
         """Return what `rank` has to do with the others, told the offers of all; None where it has nothing.
@@ -65,17 +69,34 @@ class Party:
         others = {n for shared in rows.values() for n in shared.needs} - {rank}
         if not others:
             return None
+        size = max(_handed_on(*one, rank) for one in rows.items())
         try:
-            trays = Trays.made(_FOR_EACH * threads, max(_handed_on(*one, rank) for one in rows.items()))
+            trays = Trays.made(min(_FOR_EACH * threads, self._room // nbytes_of(1, size)), size)
         except OSError:
             return None
         addresses = {n: offer.address for n, offer in enumerate(told) if n in others and offer is not None}
-        return Exchange(rank, rows, trays, connected(self._door, rank, addresses, trays, _MEETING))
+        try:
+            return Exchange(rank, rows, trays, connected(self._door, rank, addresses, trays, _MEETING))
+        except BaseException:
+            trays.close()
+            raise
 
     def close(self) -> None:
         """Let nobody in any more."""
         if self._door is not None:
             self._door.close()
+
+
+def _needs(schedule: Schedule, storage: Storage) -> tuple[tuple[Need, ...], dict[str, str]]:
+    """Return the rows that others may need as well, and what each of their files is.
+
+    Left out are those of files far away, and those that two names lead to: they would have to be handed on twice.
+    """
+    ways = Ways(storage)
+    needs = [need for need in offered(schedule) if ways.splits_freely(need.rows.file)]
+    files = {file: str(storage.stat(file).identity) for file in dict.fromkeys(need.rows.file for need in needs)}
+    times = Counter((files[need.rows.file], *need.rows[1:]) for need in needs)
+    return tuple(need for need in needs if times[files[need.rows.file], *need.rows[1:]] == 1), files
 
 
 def _handed_on(rows: Rows, shared: SharedRows, rank: int) -> int:
@@ -121,15 +142,16 @@ class Exchange:
 
         stopped: whether this rank has no wish to go on, asked while others are waited for.
         """
-        takers, tray = [n for n in shared.needs if n != self.rank], self._empty_tray(stopped)
-        if tray is None:
+        takers = [n for n in shared.needs if n != self.rank and n not in self._gone]
+        tray = self._empty_tray(stopped) if takers else None
+        if tray is None or not self._trays.reserve(tray):
             self._tell(takers, (_KEPT, shared.number, number, 0))
             return
         start, stop = shared.handed_on(self.rank)
         some = data.view(-1, shared.row)[:, start:stop]
         self._trays.at(tray, offset + start, some.nbytes).view(some.shape).copy_(some)
         with self._changed:
-            self._untaken[tray] = set(takers) - self._gone
+            self._untaken[tray] = set(takers)
         self._tell(takers, (_GIVEN, shared.number, number, tray))
 
     @contextmanager
@@ -167,23 +189,26 @@ class Exchange:
     def _empty_tray(self, stopped: Callable[[], bool]) -> int | None:
         """Return the first tray of the calling thread that is empty, so that memory is used that was used before.
 
-        It is waited for until others have taken what is in it; those who take too long are done without. None for one
-        more thread than there should be, or one that stops.
+        It is waited for until others have taken what is in it. Those who take too long are done without, and so is the
+        tray: they may still take what is in it, at any time. None where there is no other, for one more thread than
+        there should be, or one that stops.
         """
         mine = self._threads
         if not hasattr(mine, "trays"):
             first = next(self._first)
             mine.trays = range(first, min(first + _FOR_EACH, self._trays.count))
         with self._changed:
+            self._comes(lambda: self._first_empty(mine.trays) is not None or self._are_lost(mine.trays), stopped)
             empty = self._first_empty(mine.trays)
-            if empty is not None or not mine.trays:
-                return empty
-            self._comes(lambda: self._first_empty(mine.trays) is not None, stopped)
-            empty = self._first_empty(mine.trays)
-            late = set() if empty is not None or stopped() else set(self._untaken[mine.trays[0]])
-        for rank in late:
+            waits = empty is None and not stopped()
+            late = {rank for tray in mine.trays for rank in self._untaken[tray]} if waits else set()
+        for rank in late - self._gone:
             self._lose(rank)
-        return mine.trays[0] if late else empty
+        return empty
+
+    def _are_lost(self, trays: Iterable[int]) -> bool:
+        """Whether each of `trays` holds what a rank that has gone has not taken."""
+        return all(self._untaken.get(tray, set()) & self._gone for tray in trays)
 
     def _first_empty(self, trays: Iterable[int]) -> int | None:
         return next((tray for tray in trays if not self._untaken.get(tray)), None)
@@ -226,7 +251,5 @@ class Exchange:
         """Do without a rank from now on, and have it see that."""
         with self._changed:
             self._gone.add(rank)
-            for left in self._untaken.values():
-                left.discard(rank)
             self._changed.notify_all()
         self._links[rank].end()

@@ -10,7 +10,8 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from tensorferry.core.plan import Plan
@@ -164,8 +165,8 @@ def need_of(plan: Plan, read: Read, task: Task, part: Part) -> Need | None:
 def shared_rows(offers: Sequence[Offer | None], rank: int) -> dict[Rows, SharedRows]:
     """Return which of the rows that `rank` offers others offer as well. All ranks number them alike.
 
-    offers: of all ranks. Nothing is shared where two ranks need the same rows in different orders, for they would wait
-    for each other.
+    offers: of all ranks. Nothing is shared where ranks need the same rows in orders that go round in a circle, for they
+    would wait for each other.
     """
     mine = offers[rank]
     if mine is None:
@@ -177,10 +178,14 @@ def shared_rows(offers: Sequence[Offer | None], rank: int) -> dict[Rows, SharedR
                 takers.setdefault(key, {})[other] = need.start, need.stop
     takers = {key: needs for key, needs in sorted(takers.items()) if len(needs) > 1}
     orders = {n: [k for k in _keys(offers[n]) if k in takers] for n in {r for needs in takers.values() for r in needs}}
-    for one, two in combinations(orders, 2):
-        both = set(orders[one]) & set(orders[two])
-        if [key for key in orders[one] if key in both] != [key for key in orders[two] if key in both]:
-            return {}
+    before: dict[_Key, set[_Key]] = {}
+    for order in orders.values():
+        for one, two in pairwise(order):
+            before.setdefault(two, set()).add(one)
+    try:
+        TopologicalSorter(before).prepare()
+    except CycleError:
+        return {}
     numbers = {key: SharedRows(n, key[-1], needs) for n, (key, needs) in enumerate(takers.items())}
     return {need.rows: numbers[k] for need, k in zip(mine.needs, _keys(mine), strict=True) if k in numbers}
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from tensorferry.execute.exchange import Exchange, Party, exchange
 from tensorferry.execute.exchange.links import Door, Link, connected, neighbourhood
 from tensorferry.execute.exchange.rows import Rows, SharedRows
 from tensorferry.execute.exchange.trays import Trays
+from tensorferry.storage.base import File
 from tensorferry.storage.local import LocalStorage
 
 MIB = 1 << 20
@@ -48,11 +50,11 @@ def contents() -> bytes:
     return bytes(1000) + b"".join(raw(values(layer)) for layer in range(LAYERS))
 
 
-def schedule_for(start: int, stop: int, *, dtype: str = "BF16", max_read: int = 16 * MIB) -> Schedule:
+def schedule_for(start: int, stop: int, *, dtype: str = "BF16", max_read: int = 16 * MIB, file: str = "f") -> Schedule:
     """Return how a rank reads the columns from `start` to `stop` of all layers."""
     bf16, steps, parameters = DTYPES["BF16"], [], {}
     for layer in range(LAYERS):
-        entry = TensorEntry.at(f"w{layer}", bf16, (ROWS, WIDTH), "f", 1000 + layer * ROWS * WIDTH * 2)
+        entry = TensorEntry.at(f"w{layer}", bf16, (ROWS, WIDTH), file, 1000 + layer * ROWS * WIDTH * 2)
         source = Source(entry, Region((ROWS, WIDTH), Box((0, start), (ROWS, stop))))
         steps.append(Step(f"w{layer}", Region.whole((ROWS, stop - start)), (source,)))
         parameters[f"w{layer}"] = TensorSpec(DTYPES[dtype], (ROWS, stop - start))
@@ -145,6 +147,62 @@ def test_files_that_are_others_are_not_shared(tmp_path: Path) -> None:
         (folder / "f").write_bytes(contents())
     with LocalStorage(folders[0]) as one, LocalStorage(folders[1]) as two:
         assert met([schedule_for(0, 512), schedule_for(512, 1024)], [one, two]) == [None, None]
+
+
+@pytest.mark.parametrize("max_staging", [4 * MIB, 8 * MIB, 12 * MIB])
+def test_what_is_handed_on_is_staged_within_the_bound(max_staging: int) -> None:
+    plans = [schedule_for(0, 512).plan, schedule_for(512, 1024).plan]
+    schedules = [lower(p, max_gap=4096, max_read=4 * MIB, max_staging=max_staging, waste=100.0) for p in plans]
+    storages = [MemoryStorage({"f": contents()}) for _ in schedules]
+    for rank, (counters, found) in enumerate(load(met(list(schedules), storages), schedules, storages)):
+        assert counters.staging_peak <= max_staging
+        assert torch.equal(found["w2"].view(torch.int16), values(2)[:, rank * 512 :][:, :512].view(torch.int16))
+
+
+class Elsewhere(MemoryStorage):
+    def kind(self, path: str) -> Any:
+        return "network"
+
+
+class Linked(MemoryStorage):
+    """All names lead to one file."""
+
+    def stat(self, path: str) -> File:
+        return replace(super().stat(path), identity="the same")
+
+
+def test_what_is_far_away_is_not_offered() -> None:
+    assert Party(schedule_for(0, 512), Elsewhere({"f": contents()})).offer == ""
+
+
+def test_rows_that_two_names_of_a_file_lead_to_are_not_offered() -> None:
+    one, two = schedule_for(0, 512), schedule_for(512, 1024, file="g")
+    steps = (*one.plan.steps, *(step._replace(parameter=f"again.{step.parameter}") for step in two.plan.steps))
+    more = {f"again.{name}": spec for name, spec in two.plan.parameters.items()}
+    plan = Plan(steps, {**one.plan.parameters, **more})
+    both = lower(plan, max_gap=4096, max_read=4 * MIB, max_staging=64 * MIB, waste=100.0)
+    apart = Party(both, MemoryStorage({"f": contents(), "g": contents()}))
+    assert apart.offer
+    apart.close()
+    assert Party(both, Linked({"f": contents(), "g": contents()})).offer == ""
+
+
+def test_a_rank_that_needs_all_of_the_same_rows_as_well_gets_them() -> None:
+    schedules = []
+    for start, stop in ((0, 512), (512, 1024)):
+        columns, whole = schedule_for(start, stop).plan, schedule_for(0, 1024, dtype="F32").plan
+        steps = (*columns.steps, *(step._replace(parameter=f"whole.{step.parameter}") for step in whole.steps))
+        parameters = {**columns.parameters, **{f"whole.{name}": spec for name, spec in whole.parameters.items()}}
+        plan = Plan(steps, parameters)
+        schedules.append(lower(plan, max_gap=4096, max_read=3 * MIB, max_staging=64 * MIB, waste=100.0))
+    storages = [MemoryStorage({"f": contents()}) for _ in schedules]
+    for rank, (counters, found) in enumerate(load(met(list(schedules), storages), schedules, storages)):
+        assert counters.ways["from another rank"]
+        for layer in range(LAYERS):
+            columns_of = values(layer)[:, rank * 512 :][:, :512]
+            assert torch.equal(found[f"w{layer}"].view(torch.int16), columns_of.view(torch.int16))
+            wanted = values(layer).to(torch.float32)
+            assert torch.equal(found[f"whole.w{layer}"].view(torch.int32), wanted.view(torch.int32))
 
 
 def test_a_rank_that_has_nothing_to_load_is_left_out() -> None:
@@ -281,6 +339,29 @@ def test_a_tray_is_not_filled_again_before_it_was_emptied(pair: tuple[Exchange, 
     assert not giving.is_alive()
 
 
+@pytest.mark.usefixtures("impatient")
+def test_what_lies_there_for_a_rank_that_is_late_stays_as_it_is(pair: tuple[Exchange, Exchange, SharedRows]) -> None:
+    first, second, shared = pair
+    for n in range(3):  # two trays: the second one is given up before it has taken what is in them
+        first.give(shared, 2 * n, torch.full((4,), n, dtype=torch.uint8), 0, going_on)
+    for n in range(2):
+        with second.taken(shared, 2 * n, 0, 4, going_on) as there:
+            assert there is None or there.tolist() == [n, n]
+    with second.taken(shared, 4, 0, 4, going_on) as there:
+        assert there is None
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_rank_that_gives_another_one_up_does_not_wait_for_it_again(
+    pair: tuple[Exchange, Exchange, SharedRows], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _, shared = pair
+    for n in range(3):
+        first.give(shared, 2 * n, torch.full((4,), n, dtype=torch.uint8), 0, going_on)
+    monkeypatch.setattr(exchange, "_PATIENCE", 3600)
+    first.give(shared, 6, torch.full((4,), 6, dtype=torch.uint8), 0, going_on)
+
+
 def test_what_was_handed_on_can_be_taken_when_its_rank_has_ended(pair: tuple[Exchange, Exchange, SharedRows]) -> None:
     first, second, shared = pair
     first.give(shared, 0, torch.tensor([1, 2, 3, 4], dtype=torch.uint8), 0, going_on)
@@ -328,3 +409,31 @@ def test_who_says_something_else_is_not_let_in() -> None:
         assert connected(door, 0, {1: "nobody"}, trays, 0.3) == {}
     door.close()
     trays.close()
+
+
+def test_a_tray_that_cannot_have_memory_is_not_written_to(
+    pair: tuple[Exchange, Exchange, SharedRows], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(*arguments: Any) -> None:
+        raise OSError("no space left")
+
+    first, second, shared = pair
+    monkeypatch.setattr(os, "posix_fallocate", none_left)
+    first.give(shared, 0, torch.tensor([1, 2, 3, 4], dtype=torch.uint8), 0, going_on)
+    with second.taken(shared, 0, 0, 4, going_on) as there:
+        assert there is None
+
+
+def test_a_meeting_that_is_interrupted_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(exchange, "connected", interrupted)
+    storage = MemoryStorage({"f": contents()})
+    one, two = (Party(schedule_for(*cut), storage) for cut in ((0, 512), (512, 1024)))
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(KeyboardInterrupt):
+        one.meet([one.offer, two.offer], 0, 4)
+    assert len(os.listdir("/proc/self/fd")) == before
+    for each in (one, two):
+        each.close()

@@ -110,6 +110,12 @@ def test_ranks_that_need_rows_in_different_orders_share_nothing() -> None:
     assert shared_rows([offer([a, b]), offer([b, a])], 0) == {}
 
 
+def test_orders_that_go_round_in_a_circle_are_not_shared_either() -> None:
+    a, b, c = (Need(Rows("f", 8192 * n, 4096, 2048), 1024, 0, 512) for n in range(3))
+    assert len(shared_rows([offer([a, b]), offer([b, c]), offer([a, c])], 0)) == 2
+    assert [shared_rows([offer([a, b]), offer([b, c]), offer([c, a])], rank) for rank in range(3)] == [{}] * 3
+
+
 def test_of_each_round_a_rank_takes_its_own_unit_first() -> None:
     (shared,) = shared_rows([offer([Need(Rows("f", 0, 6, 1), 1, 0, 1)])] * 2, 0).values()
     assert list(shared.in_order(5, 0)) == [0, 1, 2, 3, 4]

@@ -21,6 +21,10 @@ def test_memory_that_could_be_cut_short_is_refused() -> None:
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
     mine = Trays.made(1, 8192)
+    empty = os.memfd_create("x", os.MFD_ALLOW_SEALING)
+    fcntl.fcntl(empty, fcntl.F_ADD_SEALS, fcntl.fcntl(mine.fd, fcntl.F_GET_SEALS))
+    with pytest.raises(OSError, match="not what it said"):
+        Trays.opened(empty, 0, 8192)
     with pytest.raises(OSError, match="not what it said"):
         Trays.opened(os.dup(mine.fd), 2, 8192)
     with pytest.raises(PermissionError):
