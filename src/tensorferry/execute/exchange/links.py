@@ -95,8 +95,11 @@ def connected(door: Door, rank: int, addresses: Mapping[int, str], trays: Trays,
     links: dict[int, Link] = {}
     try:
         for other, link in _let_in(door, {n for n in addresses if n > rank}, deadline):
-            _greet(link.socket, rank, trays)
             links[other] = link
+            try:
+                _greet(link.socket, rank, trays)
+            except OSError:  # it came and went; others may still come
+                links.pop(other).close()
     except OSError:
         pass
     for other, one in waiting.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -399,16 +398,6 @@ def test_an_exchange_leaves_nothing_open() -> None:
     storages = [MemoryStorage({"f": contents()}) for _ in schedules]
     load(met(list(schedules), storages), schedules, storages)
     assert (open_now(), threading.active_count()) == (before, threads)
-
-
-def test_who_says_something_else_is_not_let_in() -> None:
-    door, trays = Door(), Trays.made(1, 16)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
-        stranger.connect(f"\0{door.address}")
-        stranger.send(b"hello")
-        assert connected(door, 0, {1: "nobody"}, trays, 0.3) == {}
-    door.close()
-    trays.close()
 
 
 def test_a_tray_that_cannot_have_memory_is_not_written_to(
