@@ -12,10 +12,10 @@ from tensorferry.core.plan import Plan
 from tensorferry.core.schedule import Batch, Piece, Read, Task
 from tensorferry.execute.base import Counters, Parameters
 from tensorferry.execute.blame import reading_for
-from tensorferry.execute.exchange import LEAST, Exchange, Rows, SharedRows, need_of
+from tensorferry.execute.exchange import LEAST, Exchange, Rows, SharedRows, need_of, needs_little
 from tensorferry.execute.placing import Landing, landing
 from tensorferry.execute.strips import LONG, Part, Strip, parts_of, strips
-from tensorferry.execute.ways import Ways, needs_little
+from tensorferry.execute.ways import Ways
 from tensorferry.numerics.memory import bytes_of
 from tensorferry.numerics.threads import alone
 
@@ -87,7 +87,9 @@ class InStrips:
 
         in_part: whether other ranks make the same read; see `Ways.best`.
         """
-        way = self.ways.best(cut.read.file, cut.read.offset, cut.read.length, in_part=in_part)
+        way = ""
+        if any(one.together is None for one in cut.slices):
+            way = self.ways.best(cut.read.file, cut.read.offset, cut.read.length, in_part=in_part)
         for one in cut.slices:
             step = self.plan.steps[one.task.step]
             landed = landing(self.plan, one.task, self.parameters[step.parameter])
@@ -99,10 +101,15 @@ class InStrips:
                     self._place_together(one.strips, route, one.together)
 
     def _slice(self, read: Read, task: Task, part: Part) -> _Slice:
-        need = need_of(self.plan, read, task, part) if self.exchange and needs_little(task) else None
-        shared = self.exchange.shared(need.rows) if self.exchange and need else None
-        together = _Together(need.rows, shared, self.exchange) if self.exchange and need and shared else None
-        return _Slice(task, list(strips(self.plan, task, part)), together)
+        return _Slice(task, list(strips(self.plan, task, part)), self._shared(read, task, part))
+
+    def _shared(self, read: Read, task: Task, part: Part) -> _Together | None:
+        """Return with whom this rank reads what a task takes; None where it does so alone."""
+        if self.exchange is None or not needs_little(task):
+            return None
+        need = need_of(self.plan, read, task, part)
+        shared = None if need is None else self.exchange.shared(need.rows)
+        return None if need is None or shared is None else _Together(need.rows, shared, self.exchange)
 
     def _place_alone(self, some: Sequence[Strip], route: _Route, way: str) -> None:
         for strip in some:

@@ -11,7 +11,7 @@ from tensorferry.core.boxes import Box
 from tensorferry.core.plan import Plan
 from tensorferry.core.schedule import Batch, Piece, Read, Task
 
-__all__ = ["LONG", "Part", "Strip", "parts_of", "row_of", "strips"]
+__all__ = ["LONG", "Part", "Strip", "extent", "parts_of", "row_of", "strips"]
 
 _STRIP = 2 << 20
 """Bytes of a strip at least, and less than twice as many at most, where rows are shorter than that; else a row. Shorter
@@ -65,7 +65,7 @@ def parts_of(
         for piece in pieces:
             simple = len(task.inputs) == len(task.inputs[0].pieces) == 1 and plan.steps[task.step].via is None
             if simple and _falling(piece):
-                found[piece.read].append(Part(number, piece.offset, _extent(piece) * _unit(plan, task)))
+                found[piece.read].append(Part(number, piece.offset, extent(piece) * _unit(plan, task)))
             else:
                 found.pop(piece.read, None)
     return {n: parts for n, of in found.items() if (parts := _in_a_row(of, batch.reads[n]))}
@@ -106,7 +106,7 @@ def _unit(plan: Plan, task: Task) -> int:
     return plan.steps[task.step].sources[task.inputs[0].source].entry.dtype.block_bytes
 
 
-def _extent(piece: Piece) -> int:
+def extent(piece: Piece) -> int:
     """Return how many blocks there are from the first to the last of a piece."""
     return 1 + sum((n - 1) * s for n, s in zip(piece.box.shape, piece.strides, strict=True))
 

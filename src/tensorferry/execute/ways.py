@@ -9,13 +9,13 @@ from functools import cached_property
 
 from tensorferry.config import Direct
 from tensorferry.core.plan import Plan
-from tensorferry.core.schedule import Batch, Read, Task
+from tensorferry.core.schedule import Batch, Read
 from tensorferry.errors import ConfigError, TensorferryError
 from tensorferry.execute.base import Counters
 from tensorferry.storage.base import Storage, SupportsKind, SupportsLease, SupportsUncached
 from tensorferry.storage.reading import read_runs, scatter
 
-__all__ = ["Ways", "needs_little", "reads_in_part"]
+__all__ = ["OWN", "Ways", "reads_in_part"]
 
 _LEAST = 256 << 10
 """Bytes below which a read goes through the page cache: a look, and bytes on either side, would cost too much of it."""
@@ -27,7 +27,7 @@ _CACHED = 0.5
 """Share of a range from which on it counts as cached."""
 _NONE_WAITS = 0.9
 """Share of what is looked at from which on threads do not wait for a disk."""
-_OWN = 0.75
+OWN = 0.75
 """Share of a read from which on it counts as this rank's own."""
 _LOOKS = 8
 """Reads that are looked at to tell whether a load waits for a disk."""
@@ -45,16 +45,7 @@ def reads_in_part(plan: Plan, batch: Batch) -> set[int]:
             block = plan.steps[task.step].sources[part.source].entry.dtype.block_bytes
             for piece in part.pieces:
                 needed[piece.read] += piece.box.size * block
-    return {n for n, nbytes in needed.items() if nbytes < _OWN * batch.reads[n].length}
-
-
-def needs_little(task: Task) -> bool:
-    """Whether a task takes some of each row of a tensor, as columns, and leaves a good part to other ranks."""
-    if len(task.inputs) != 1 or len(task.inputs[0].pieces) != 1:
-        return False
-    (piece,) = task.inputs[0].pieces
-    extent = 1 + sum((n - 1) * stride for n, stride in zip(piece.box.shape, piece.strides, strict=True))
-    return piece.box.size < _OWN * extent
+    return {n for n, nbytes in needed.items() if nbytes < OWN * batch.reads[n].length}
 
 
 @dataclass(frozen=True)

@@ -131,9 +131,9 @@ class Exchange:
         """Bytes of memory that it takes at most."""
         return self._trays.nbytes
 
-    def shared(self, rows: Rows | None) -> SharedRows | None:
+    def shared(self, rows: Rows) -> SharedRows | None:
         """Return with whom `rows` are shared; None where this rank reads them for itself."""
-        return None if rows is None else self._rows.get(rows)
+        return self._rows.get(rows)
 
     def give(
         self, shared: SharedRows, number: int, data: torch.Tensor, offset: int, stopped: Callable[[], bool]

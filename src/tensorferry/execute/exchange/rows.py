@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 from tensorferry.core.plan import Plan
 from tensorferry.core.schedule import Batch, Read, Schedule, Task
-from tensorferry.execute.strips import Part, parts_of, row_of, strips
-from tensorferry.execute.ways import needs_little
+from tensorferry.execute.strips import Part, extent, parts_of, row_of, strips
+from tensorferry.execute.ways import OWN
 
-__all__ = ["LEAST", "Need", "Offer", "Rows", "SharedRows", "Unit", "need_of", "offered", "shared_rows"]
+__all__ = ["LEAST", "Need", "Offer", "Rows", "SharedRows", "Unit", "need_of", "needs_little", "offered", "shared_rows"]
 
 LEAST = 256 << 10
 """Bytes of a read from which on handing it on costs less than what it takes to agree on that."""
@@ -142,6 +142,14 @@ def _needs(plan: Plan, batch: Batch) -> Iterator[Need]:
                 need = need_of(plan, batch.reads[n], batch.tasks[part.task], part)
                 if need is not None and need.rows.length >= LEAST:
                     yield need
+
+
+def needs_little(task: Task) -> bool:
+    """Whether a task takes some of each row of a tensor, as columns, and leaves a good part to other ranks."""
+    if len(task.inputs) != 1 or len(task.inputs[0].pieces) != 1:
+        return False
+    (piece,) = task.inputs[0].pieces
+    return piece.box.size < OWN * extent(piece)
 
 
 def need_of(plan: Plan, read: Read, task: Task, part: Part) -> Need | None:
