@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from tensorferry.errors import LocateError, ReadError
-from tensorferry.storage.base import File
+from tensorferry.storage.base import File, Uncached
 
-__all__ = ["MemoryStorage"]
+__all__ = ["MemoryStorage", "UncachedStorage"]
 
 
 class MemoryStorage:
@@ -49,3 +49,27 @@ class MemoryStorage:
 
     def close(self) -> None:
         pass
+
+
+class UncachedStorage(MemoryStorage):
+    """One that can be read past a page cache, which has the share `cached` of all; `looks` counts who asked for it."""
+
+    cached, looks, why = 0.0, 0, ""
+
+    def uncached(self, path: str) -> Uncached:
+        return Uncached(True, self.why)
+
+    def cached_share(self, path: str, offset: int, length: int) -> float:
+        self.looks += 1
+        return self.cached
+
+    def read_uncached(self, path: str, offset: int, outs: Sequence[memoryview]) -> int:
+        for out in outs:
+            self.read_into(path, offset, out)
+            offset += len(out)
+        return 0
+
+    def absent_ranges(self, path: str, offset: int, length: int) -> None:
+        return None
+
+    def forget(self, path: str, offset: int, length: int) -> None: ...

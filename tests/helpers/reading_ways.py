@@ -31,7 +31,18 @@ from tensorferry.execute.pool import joined
 from tensorferry.loaders.strategies import EagerExecutor, PrefetchExecutor
 from tensorferry.storage.local import LocalStorage
 
-__all__ = ["WAYS", "Disk", "Model", "Values", "directly_readable", "left_behind", "let_go", "right", "write_checkpoint"]
+__all__ = [
+    "WAYS",
+    "Disk",
+    "Model",
+    "Values",
+    "directly_readable",
+    "is_leased",
+    "left_behind",
+    "let_go",
+    "right",
+    "write_checkpoint",
+]
 
 Values = dict[str, torch.Tensor]
 Way = Callable[[Path], Values]
@@ -233,3 +244,12 @@ def _held(folder: Path) -> Counter[str]:
         path = os.path.realpath(fd)
         held += Counter([f"descriptor of {path}"] if str(folder) in path else [])
     return held
+
+
+def is_leased(path: Path) -> bool:
+    """Whether who wants to write to the file would have to wait. Who holds the lease is told that somebody does."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
+    except BlockingIOError:
+        return True
+    return False

@@ -3,7 +3,6 @@ meanwhile harms nobody."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -17,7 +16,8 @@ import torch
 
 from helpers.checkpoints import raw
 from helpers.core_values import columns as columns_of
-from helpers.memory_storage import MemoryStorage
+from helpers.memory_storage import UncachedStorage
+from helpers.reading_ways import is_leased
 from tensorferry.core.boxes import Region
 from tensorferry.core.catalogue import Catalogue, TensorEntry
 from tensorferry.core.dtypes import DTYPES
@@ -31,7 +31,7 @@ from tensorferry.errors import ReadError
 from tensorferry.execute import ThreadedExecutor, lending
 from tensorferry.execute.exchange import Exchange
 from tensorferry.execute.placing import landing
-from tensorferry.storage.base import SupportsLease, Uncached
+from tensorferry.storage.base import SupportsLease
 from tensorferry.storage.local import LocalStorage
 
 MIB = 1 << 20
@@ -41,30 +41,15 @@ LONG = TensorEntry.at("long", F32, (1 << 21 | 1, 4), "f", 0)
 WHOLE = Region.whole((ROWS, COLUMNS))
 
 
-class Lending(MemoryStorage):
+class Lending(UncachedStorage):
     """Files in a page cache; `lends` says whether the next range is lent."""
+
+    cached = 1.0
 
     def __init__(self, content: bytes, lends: Sequence[bool] = (), why: str = "") -> None:
         super().__init__({"f": content})
         self.lent: list[tuple[int, int]] = []
-        self._lends, self._why = list(lends), why
-
-    def uncached(self, path: str) -> Uncached:
-        return Uncached(True, self._why)
-
-    def cached_share(self, path: str, offset: int, length: int) -> float:
-        return 1.0
-
-    def read_uncached(self, path: str, offset: int, outs: Sequence[memoryview]) -> int:
-        for out in outs:
-            self.read_into(path, offset, out)
-            offset += len(out)
-        return 0
-
-    def absent_ranges(self, path: str, offset: int, length: int) -> None:
-        return None
-
-    def forget(self, path: str, offset: int, length: int) -> None: ...
+        self._lends, self.why = list(lends), why
 
     @contextmanager
     def lend(self, path: str, offset: int, length: int) -> Iterator[memoryview | None]:
@@ -255,14 +240,6 @@ def folder(tmp_path: Path) -> Path:
             if view is None:
                 pytest.skip("temporary files cannot be leased")
     return tmp_path
-
-
-def is_leased(path: Path) -> bool:
-    try:
-        os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
-    except BlockingIOError:
-        return True
-    return False
 
 
 def test_files_are_leased_no_longer_than_their_load_lasts(folder: Path) -> None:

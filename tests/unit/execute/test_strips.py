@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
 from helpers.checkpoints import raw
-from helpers.memory_storage import MemoryStorage
+from helpers.memory_storage import MemoryStorage, UncachedStorage
 from tensorferry.core.boxes import Box, Region
 from tensorferry.core.catalogue import Catalogue, Chunk, Span, TensorEntry
 from tensorferry.core.dtypes import DTYPES
@@ -21,7 +20,6 @@ from tensorferry.core.target import TargetTensor
 from tensorferry.core.transforms import Add, TensorSpec
 from tensorferry.execute import ThreadedExecutor
 from tensorferry.execute.strips import Part, parts_of, strips
-from tensorferry.storage.base import Uncached
 
 MIB = 1 << 20
 F32, F64 = DTYPES["F32"], DTYPES["F64"]
@@ -162,28 +160,7 @@ def test_where_each_request_takes_long_there_are_no_strips() -> None:
 
 @pytest.mark.parametrize(("shared", "way"), [(False, "direct"), (True, "buffered: shared")])
 def test_a_read_in_strips_is_looked_at_once(shared: bool, way: str) -> None:
-    class Cold(MemoryStorage):
-        looks = 0
-
-        def uncached(self, path: str) -> Uncached:
-            return Uncached(True, "")
-
-        def cached_share(self, path: str, offset: int, length: int) -> float:
-            self.looks += 1
-            return 0.0
-
-        def read_uncached(self, path: str, offset: int, outs: Sequence[memoryview]) -> int:
-            for out in outs:
-                self.read_into(path, offset, out)
-                offset += len(out)
-            return 0
-
-        def absent_ranges(self, path: str, offset: int, length: int) -> None:
-            return None
-
-        def forget(self, path: str, offset: int, length: int) -> None: ...
-
-    storage, found = Cold({"f": raw(matrix())}), {"p": torch.zeros(ROWS, 64)}
+    storage, found = UncachedStorage({"f": raw(matrix())}), {"p": torch.zeros(ROWS, 64)}
     schedule = scheduled(columns(300, 64))
     counters = ThreadedExecutor(1, shared=shared).run(schedule, storage, found)
     assert torch.equal(found["p"], matrix()[:, 300:364])

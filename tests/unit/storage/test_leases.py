@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from helpers.memory_storage import MemoryStorage
-from helpers.reading_ways import let_go
+from helpers.reading_ways import is_leased, let_go
 from tensorferry.errors import LocateError, ReadError
 from tensorferry.storage import leases
 from tensorferry.storage.base import SupportsLease
@@ -36,15 +36,6 @@ def storage(tmp_path: Path) -> Iterator[LocalStorage]:
         if refused(opened):
             pytest.skip("temporary files cannot be leased")
         yield opened
-
-
-def is_leased(path: Path) -> bool:
-    """Whether who wants to write to the file would have to wait. Who holds the lease is told that somebody does."""
-    try:
-        os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
-    except BlockingIOError:
-        return True
-    return False
 
 
 def is_mapped(path: Path) -> bool:
