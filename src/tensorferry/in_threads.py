@@ -6,8 +6,10 @@ import queue
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from threading import Event, Thread
+from threading import Thread
 from typing import Any, TypeVar
+
+from tensorferry.waiting import Flag, joined, started
 
 __all__ = ["in_threads"]
 
@@ -22,7 +24,7 @@ _PATIENCE = 1.0
 
 
 def in_threads(
-    work: Callable[[_Item], _Result], items: Sequence[_Item], threads: int, *, stop: Event | None = None
+    work: Callable[[_Item], _Result], items: Sequence[_Item], threads: int, *, stop: Flag | None = None
 ) -> list[_Result]:
     """Return ``work(item)`` for each of `items`, in order, done by at most `threads` threads.
 
@@ -46,17 +48,17 @@ def in_threads(
                     done.put((number, error, False))
 
     def start() -> None:
-        started.append(Thread(target=run, name="tensorferry-files", daemon=True))
-        started[-1].start()
+        running.append(Thread(target=run, name="tensorferry-files", daemon=True))
+        started(running[-1])
 
-    started: list[Thread] = []
+    running: list[Thread] = []
     failed: dict[int, BaseException] = {}
     results: dict[int, _Result] = {}
     try:
         while len(results) < len(items) and not failed:
-            if not started:
+            if not running:
                 start()
-            may_start = len(started) < min(threads, len(items))
+            may_start = len(running) < min(threads, len(items))
             try:
                 _sort(done.get(timeout=_SOON if may_start else None), results, failed)
             except queue.Empty:
@@ -65,7 +67,7 @@ def in_threads(
         _all(waiting)
         if stop is not None:
             stop.set()
-        _join(started)
+        _join(running)
         _sort_all(done, results, failed if stop is None else {})
     if failed:
         try:
@@ -100,5 +102,4 @@ def _all(left: queue.SimpleQueue[_Item]) -> list[_Item]:
 def _join(threads: Sequence[Thread]) -> None:
     deadline = time.monotonic() + _PATIENCE
     for thread in threads:
-        with suppress(RuntimeError):  # one whose start was interrupted: it finds nothing to do
-            thread.join(max(deadline - time.monotonic(), 0))
+        joined(thread, max(deadline - time.monotonic(), 0))

@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from threading import Event
 from typing import Any, Unpack
 
 from tensorferry.checkpoint import Checkpoint, OpeningOptions, open_checkpoint, refuse_unknown_options
@@ -20,6 +19,7 @@ from tensorferry.in_threads import in_threads
 from tensorferry.manifest import Manifest, given_manifest, manifest_beside
 from tensorferry.progress import SILENT, Progress, progress_of
 from tensorferry.storage.base import File, Storage
+from tensorferry.waiting import Flag
 
 __all__ = ["FileVerified", "Verified", "verify", "verify_files"]
 
@@ -149,7 +149,7 @@ def _absent(known: Manifest, checkpoint: Checkpoint) -> Iterable[str]:
 
 
 def _digests(checkpoint: Checkpoint, files: Sequence[File], progress: Progress) -> list[str]:
-    stop = Event()
+    stop = Flag()
     progress.start(sum(f.size for f in files), "verifying")
 
     def advance(nbytes: int) -> None:

@@ -69,6 +69,53 @@ def test_an_interrupt_at_any_moment_ends_a_load_and_leaves_nothing_behind(tmp_pa
     assert ended["interrupted"]
 
 
+AT_STEPS = """
+import json, sys, time
+sys.path.insert(0, sys.argv[2])
+import torch
+torch.set_num_threads(1)
+from pathlib import Path
+from helpers.interrupts import interrupted_at
+from helpers.reading_ways import WAYS, left_behind, right
+
+folder, told = Path(sys.argv[1]), []
+
+def attempt(way, step):
+    begun = time.monotonic()
+    with left_behind(folder, collect=True) as left, interrupted_at(step, *sys.argv[4:]) as steps:
+        try:
+            WAYS[way](folder)
+            how = "ended"
+        except BaseException as error:
+            how = repr(error)
+    return steps.seen, how, time.monotonic() - begun, left
+
+for way in WAYS:
+    WAYS[way](folder)
+    count = attempt(way, 0)[0]
+    for turn in range(int(sys.argv[3])):
+        told.append([way, *attempt(way, 1 + turn * count // int(sys.argv[3]))[1:]])
+    assert right(WAYS[way](folder))
+print(json.dumps(told))
+"""
+SEEN = ["/execute/", "/loaders/strategies", "/in_threads", "/waiting", "/threading", "/queue", "/concurrent/"]
+
+
+def test_an_interrupt_at_a_step_of_waiting_comes_as_it_is_and_nobody_waits_for_ever(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path)
+    command = [sys.executable, "-c", AT_STEPS, str(folder), TESTS, "24", *SEEN]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=250)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    ended = Counter(how for _, how, _, _ in told)
+    assert ended["KeyboardInterrupt()"] >= 0.95 * len(told)  # fewer steps were needed, or it came in a destructor
+    assert ended.keys() <= {"KeyboardInterrupt()", "ended"}
+    assert [way for way, _, seconds, _ in told if seconds > 10] == []
+    left = [each for *_, left in told for each in left]
+    assert [each for each in left if not each.startswith("thread ")] == []
+    assert len(left) <= 0.05 * len(told)  # one in the midst of Thread.start may stand where it was
+
+
 HANGING = """
 import sys, threading
 sys.path.insert(0, sys.argv[2])

@@ -27,9 +27,9 @@ from tensorferry.core.lower import lower
 from tensorferry.core.target import Slot
 from tensorferry.execute import Executor, SimpleExecutor, ThreadedExecutor
 from tensorferry.execute.device import DeviceExecutor
-from tensorferry.execute.pool import joined
 from tensorferry.loaders.strategies import EagerExecutor, PrefetchExecutor
 from tensorferry.storage.local import LocalStorage
+from tensorferry.waiting import joined
 
 __all__ = [
     "WAYS",

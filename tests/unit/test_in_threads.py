@@ -8,6 +8,7 @@ import weakref
 import pytest
 
 from tensorferry.in_threads import in_threads
+from tensorferry.waiting import Flag
 
 
 class Fault(Exception):
@@ -70,11 +71,13 @@ def test_what_fails_is_the_first_item_and_holds_nothing(first: int, failing: int
 
 
 def test_with_stop_the_error_that_came_first_is_raised_and_others_are_told_to_end() -> None:
-    stop = threading.Event()
+    stop = Flag()
 
     def work(item: int) -> None:
-        if item == 0:
-            assert stop.wait(2.0)
+        until = time.monotonic() + 2.0
+        while item == 0 and not stop.is_set():
+            assert time.monotonic() < until
+            time.sleep(0.001)
         raise Fault(str(item))
 
     with pytest.raises(Fault, match=r"^1$"):

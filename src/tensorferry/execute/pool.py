@@ -6,49 +6,56 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from tensorferry.numerics.threads import take_share
+from tensorferry.waiting import Flag, Outcome, joined, started
 
-__all__ = ["PATIENCE", "Readers", "joined"]
+__all__ = ["PATIENCE", "Readers"]
 
 _T = TypeVar("_T")
 
 PATIENCE = 1.0
 """Seconds that a load that fails or is interrupted waits for reads that have begun."""
 
-_BEGINNING = 0.1
-"""Seconds in which a thread whose start was interrupted has begun, if it ever will."""
-
 
 class _Job(NamedTuple):
     work: Callable[..., Any]
     arguments: tuple[Any, ...]
-    future: Future[Any]
+    outcome: Outcome[Any]
+    ended: queue.SimpleQueue[Outcome[Any]] | None
 
 
 class Readers(Generic[_T]):
     """At most `threads` threads, started as they are needed. They end with `close`, or with the process."""
 
+    _told = True
+    """Whether the threads know that there is nothing more to do."""
+
     def __init__(self, threads: int) -> None:
         self._most = threads
         self._threads: list[threading.Thread] = []
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._dropped = threading.Event()
+        self._dropped = Flag()
 
-    def submit(self, work: Callable[..., _T], *arguments: Any) -> Future[_T]:
-        """Have ``work(*arguments)`` done by a thread, after all that was submitted before."""
-        job = _Job(work, arguments, Future())
+    def submit(
+        self, work: Callable[..., _T], *arguments: Any, ended: queue.SimpleQueue[Outcome[_T]] | None = None
+    ) -> Outcome[_T]:
+        """Have ``work(*arguments)`` done by a thread, after all that was submitted before.
+
+        ended: where the outcome is put when it is there. What is dropped is not put there.
+        """
+        job = _Job(work, arguments, Outcome(), ended)
+        self._told = False
         self._jobs.put(job)
         if len(self._threads) < self._most:
             thread = threading.Thread(
                 target=_run, args=(self._jobs, self._dropped, self._most), name="tensorferry", daemon=True
             )
             self._threads.append(thread)
-            thread.start()
-        return job.future
+            started(thread)
+        return job.outcome
 
     def close(self, patience: float | None = None) -> int:
         """Drop what was not begun, wait for what was, and return how many threads are left: those that hang.
@@ -65,36 +72,25 @@ class Readers(Generic[_T]):
     def _end(self) -> None:
         self._dropped.set()
         with suppress(queue.Empty):
-            while (job := self._jobs.get_nowait()) is None or job.future.cancel():
-                pass
+            while True:
+                if (job := self._jobs.get_nowait()) is not None:
+                    job.outcome.drop()
         for _ in self._threads:
             self._jobs.put(None)
+        self._told = True
 
     def __del__(self) -> None:
-        if hasattr(self, "_dropped"):
+        if not self._told:
             self._end()  # an interrupt may have come before all of them were told
 
 
-def joined(thread: threading.Thread, seconds: float | None = None) -> None:
-    """Wait until a thread has ended; one whose start was interrupted, until it has begun and ended, or never does."""
-    given_up = time.monotonic() + _BEGINNING
-    while True:
-        try:
-            return thread.join(seconds)
-        except RuntimeError:  # it has not begun
-            if time.monotonic() > given_up:
-                return None
-            time.sleep(0.001)
-
-
-def _run(jobs: queue.SimpleQueue[_Job | None], dropped: threading.Event, among: int) -> None:
+def _run(jobs: queue.SimpleQueue[_Job | None], dropped: Flag, among: int) -> None:
     take_share(among)
     while (job := jobs.get()) is not None:
         if dropped.is_set():
-            job.future.cancel()
+            job.outcome.drop()
             continue
-        try:
-            job.future.set_result(job.work(*job.arguments))
-        except BaseException as error:  # noqa: BLE001 - whoever waits for it is told
-            job.future.set_exception(error)
+        job.outcome.done_by(job.work, *job.arguments)
+        if job.ended is not None:
+            job.ended.put(job.outcome)
         del job  # or what the last one made would live as long as the thread

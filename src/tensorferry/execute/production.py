@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -27,6 +26,7 @@ from tensorferry.execute.threaded import ThreadedExecutor
 from tensorferry.numerics.memory import bytes_of
 from tensorferry.numerics.torch_dtypes import torch_dtype, torch_shape
 from tensorferry.storage.base import Storage
+from tensorferry.waiting import Outcome
 
 __all__ = ["Production"]
 
@@ -104,7 +104,7 @@ class Production:
 
         maker = Readers[list[_Piece]](1)
         try:
-            ahead: Future[list[_Piece]] | None = None
+            ahead: Outcome[list[_Piece]] | None = None
             for n, portion in enumerate(portions(self.plan, order, self._make.portion)):
                 before, ahead = ahead, maker.submit(made, portion, blocks[n % 2])
                 if before is not None:

@@ -6,7 +6,6 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
-from concurrent.futures import Future
 
 import torch
 
@@ -20,6 +19,7 @@ from tensorferry.execute.simple import entry_in, read_entry, read_entry_through
 from tensorferry.execute.ways import Ways
 from tensorferry.storage.base import Storage, SupportsMap
 from tensorferry.storage.reading import ReadInto
+from tensorferry.waiting import Flag, Outcome
 
 __all__ = ["mapped", "stream"]
 
@@ -37,27 +37,25 @@ def stream(
     """
     counters = Counters() if counters is None else counters
     entries = list(entries)
-    stopped = threading.Event()
+    stopped = Flag()
     ways = Ways(storage, options.direct, options.keep_cache)
     ways.refuse_impossible(file for entry in entries for file in entry.files)
     read_into = _in_pieces(_counting(ways, counters), options.max_read, stopped)
     readers = Readers[torch.Tensor](options.workers)
-    ahead: deque[tuple[TensorEntry, Future[torch.Tensor]]] = deque()
+    ahead: deque[tuple[TensorEntry, Outcome[torch.Tensor]]] = deque()
     held = 0
     try:
         for entry in entries:
             while ahead and held + room_of(entry) > options.max_staging:
-                first, future = ahead.popleft()
+                first, outcome = ahead.popleft()
                 held -= room_of(first)
-                yield first.name, future.result()
-                del future
+                yield first.name, outcome.result()
             ahead.append((entry, readers.submit(read_entry_through, read_into, entry)))
             held += room_of(entry)
             _count(counters, entry, held, options.max_read)
         while ahead:
-            first, future = ahead.popleft()
-            yield first.name, future.result()
-            del future
+            first, outcome = ahead.popleft()
+            yield first.name, outcome.result()
     finally:
         stopped.set()
         readers.close(PATIENCE)
@@ -75,7 +73,7 @@ def _counting(ways: Ways, counters: Counters) -> ReadInto:
     return read
 
 
-def _in_pieces(read_into: ReadInto, most: int, stopped: threading.Event) -> ReadInto:
+def _in_pieces(read_into: ReadInto, most: int, stopped: Flag) -> ReadInto:
     def read(path: str, offset: int, out: memoryview) -> None:
         for at in range(0, len(out), most):
             if stopped.is_set():

@@ -10,7 +10,6 @@ import queue
 import threading
 from collections import defaultdict
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, NamedTuple, Self
@@ -37,6 +36,7 @@ from tensorferry.numerics.memory import bytes_of, return_free_memory
 from tensorferry.progress import SILENT, Progress
 from tensorferry.storage.base import Storage
 from tensorferry.storage.gpu_direct import Use
+from tensorferry.waiting import Flag, Outcome
 
 __all__ = ["ThreadedExecutor"]
 
@@ -149,10 +149,10 @@ class ThreadedExecutor:
 
         def settle() -> None:
             nonlocal in_flight, waiting
-            future = run.finished.get()
+            outcome = run.finished.get()
             if run.error is not None:
                 raise run.error
-            number = future.result()
+            number = outcome.result()
             batch = run.schedule.batches[number]
             in_flight -= run.sizes[number]
             waiting -= 1
@@ -167,7 +167,7 @@ class ThreadedExecutor:
                 settle()
             in_flight += size
             waiting += 1
-            readers.submit(run.work, number).add_done_callback(run.finished.put)
+            readers.submit(run.work, number, ended=run.finished)
         while waiting:
             settle()
 
@@ -185,8 +185,8 @@ class _Run:
     parameters: Parameters
     exchange: Exchange | None = None
     counters: Counters = field(default_factory=Counters)
-    finished: queue.SimpleQueue[Future[int]] = field(default_factory=queue.SimpleQueue)
-    cancelled: threading.Event = field(default_factory=threading.Event)
+    finished: queue.SimpleQueue[Outcome[int]] = field(default_factory=queue.SimpleQueue)
+    cancelled: Flag = field(default_factory=Flag)
     lock: threading.Lock = field(default_factory=threading.Lock)
     freed: int = 0
     error: BaseException | None = None
@@ -210,7 +210,7 @@ class _Run:
             with self.lock:
                 self.error = self.error or error
             self.cancelled.set()
-            return number  # a future that kept the error would keep this frame, and all that it knows
+            return number  # an outcome that kept the error would keep this frame, and all that it knows
         with self.lock:
             self.counters.absorb(counters)
             self.freed += self.schedule.batches[number].room

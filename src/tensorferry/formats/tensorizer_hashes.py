@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Callable, Container, Iterator
-from threading import Event
 from typing import Protocol
 
 from tensorferry.core.amounts import few
@@ -15,6 +14,7 @@ from tensorferry.formats.tensorizer_header import SHA256, StoredTensor, read_hea
 from tensorferry.in_threads import in_threads
 from tensorferry.storage.base import File, Storage
 from tensorferry.storage.reading import read_bytes
+from tensorferry.waiting import Flag
 
 __all__ = ["hasher", "verify_hashes"]
 
@@ -66,7 +66,7 @@ def verify_hashes(
     header = read_header(storage, file)
     path = decrypted_path(file.path) if header.encrypted else file.path
     chosen = [t for t in header.tensors if t.hashes and (only is None or (path, t.data) in only)]
-    stop = Event()
+    stop = Flag()
 
     def check(tensor: StoredTensor) -> str | None:
         pieces = _watched(_pieces(storage, file.path, path, tensor), file, stop)
@@ -79,7 +79,7 @@ def verify_hashes(
     return sum(t.length for t in chosen)
 
 
-def _watched(pieces: Iterator[bytes | memoryview], file: File, stop: Event) -> Iterator[bytes | memoryview]:
+def _watched(pieces: Iterator[bytes | memoryview], file: File, stop: Flag) -> Iterator[bytes | memoryview]:
     for piece in pieces:
         if stop.is_set():
             raise ReadError(f"{shown(file.path)}: verifying its hashes was stopped")

@@ -19,12 +19,12 @@ from tensorferry.core.schedule import Read, Schedule
 from tensorferry.execute.base import Counters, Executor, OnReady, Parameters
 from tensorferry.execute.exchange import Exchange
 from tensorferry.execute.making import reads_of
-from tensorferry.execute.pool import joined
 from tensorferry.execute.stream import stream
 from tensorferry.execute.threaded import ThreadedExecutor
 from tensorferry.progress import SILENT, Progress
 from tensorferry.storage.base import File, Storage, SupportsReadAhead
 from tensorferry.storage.reading import kind_of, scatter
+from tensorferry.waiting import joined, started
 
 __all__ = ["Ahead", "Eager", "EagerExecutor", "Prefetch", "PrefetchExecutor", "executor_for", "halved", "streamed"]
 
@@ -41,7 +41,8 @@ class Ahead:
         self._reads = list(reads)
         self._bound = bound
         self._block = min(block, max(bound // 2, 1))
-        self._turn = threading.Condition()
+        self._lock = threading.Lock()
+        self._turn = threading.Condition(self._lock)  # whoever may be interrupted takes the lock itself
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="tensorferry-ahead", daemon=True)
 
@@ -72,7 +73,7 @@ class Ahead:
 
     def __enter__(self) -> Self:
         try:
-            self._thread.start()
+            started(self._thread)
         except BaseException:  # it may run all the same
             self._end()
             raise
@@ -82,7 +83,7 @@ class Ahead:
         self._end()
 
     def _end(self) -> None:
-        with self._turn:
+        with self._lock:
             self._stopped = True
             self._turn.notify_all()
         joined(self._thread)
@@ -93,7 +94,7 @@ class Ahead:
         except Exception:  # noqa: BLE001 - storages of others raise what they like
             pass  # Whoever reads there next meets the same fault, and is the one to tell of it.
         finally:
-            with self._turn:
+            with self._lock:
                 self._stopped = True
                 self._turn.notify_all()
 
@@ -108,7 +109,7 @@ class Prefetch(Ahead):
 
     def read_vector(self, path: str, offset: int, outs: Sequence[memoryview]) -> None:
         scatter(self._inner, path, offset, outs)
-        with self._turn:
+        with self._lock:
             self._used += sum(out.nbytes for out in outs)
             self._turn.notify_all()
 
@@ -116,7 +117,7 @@ class Prefetch(Ahead):
         if not isinstance(self._inner, SupportsReadAhead):
             return
         for piece in _pieces(self._reads, self._block):
-            with self._turn:
+            with self._lock:
                 while not self._stopped and self._announced + piece.length - self._used > self._bound:
                     self._turn.wait()
                 if self._stopped:
@@ -157,14 +158,14 @@ class Eager(Ahead):
 
     def _go_ahead(self) -> None:
         for number, piece in enumerate(self._plan):
-            with self._turn:
+            with self._lock:
                 while not self._stopped and not self._makes_room(piece.length):
                     self._turn.wait()
                 if self._stopped:
                     return
             block = memoryview(bytearray(piece.length))
             self._inner.read_into(piece.file, piece.offset, block)
-            with self._turn:
+            with self._lock:
                 self._blocks[number] = block
                 self._next = number + 1
                 self._tell(piece.length, 1)
@@ -183,7 +184,7 @@ class Eager(Ahead):
         number = self._first.get(path, len(self._plan)) + offset // self._block
         if number >= len(self._plan) or self._plan[number].file != path:
             return 0
-        with self._turn:
+        with self._lock:
             self._asked = max(self._asked, number)
             self._turn.notify_all()
             self._turn.wait_for(lambda: self._stopped or number < self._next)
@@ -194,7 +195,7 @@ class Eager(Ahead):
     def _directly(self, path: str, offset: int, out: memoryview) -> int:
         size = min(len(out), self._block)
         self._inner.read_into(path, offset, out[:size])
-        with self._turn:
+        with self._lock:
             self._tell(size, 1)
         return size
 

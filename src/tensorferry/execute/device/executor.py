@@ -6,7 +6,6 @@ import queue
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import NamedTuple
@@ -26,6 +25,7 @@ from tensorferry.execute.ways import Ways
 from tensorferry.progress import SILENT, Progress
 from tensorferry.storage.base import Storage, SupportsDevice
 from tensorferry.storage.gpu_direct import Use, gpu_direct
+from tensorferry.waiting import Flag, Outcome
 
 __all__ = ["DeviceExecutor", "any_on_devices"]
 
@@ -172,8 +172,8 @@ class _Run:
         self.counters = Counters()
         self._counts: Counts = {}
         self._seen: set[str] = set()
-        self._finished: queue.SimpleQueue[Future[_Done]] = queue.SimpleQueue()
-        self._stopped = threading.Event()
+        self._finished: queue.SimpleQueue[Outcome[_Done]] = queue.SimpleQueue()
+        self._stopped = Flag()
         self._lock = threading.Lock()
         self._error: BaseException | None = None
         self._remaining = Remaining.of_tasks(schedule)
@@ -201,7 +201,7 @@ class _Run:
                 waiting -= 1
             in_flight += batch.staging
             waiting += 1
-            readers.submit(self._work, self._job(number, parameters)).add_done_callback(self._finished.put)
+            readers.submit(self._work, self._job(number, parameters), ended=self._finished)
         for _ in range(waiting):
             self._settle(on_ready, progress)
 
@@ -225,10 +225,10 @@ class _Run:
 
     def _settle(self, on_ready: OnReady | None, progress: Progress) -> int:
         """Take in a batch that is on its way to where it belongs, and return how much it staged."""
-        future = self._finished.get()
+        outcome = self._finished.get()
         if self._error is not None:
             raise self._error
-        number, done = future.result()
+        number, done = outcome.result()
         for device, event in done.items():
             self._callers[device].wait(event)
         batch = self._schedule.batches[number]
@@ -249,7 +249,7 @@ class _Run:
             with self._lock:
                 self._error = self._error or error
             self._stopped.set()
-            return job.number, {}  # a future that kept the error would keep this frame, and all that it knows
+            return job.number, {}  # an outcome that kept the error would keep this frame, and all that it knows
 
     def _moved(self, job: _Job) -> Mapping[torch.device, Event]:
         counters, done = Counters(), dict[torch.device, Event]()

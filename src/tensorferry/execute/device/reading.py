@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -18,6 +17,7 @@ from tensorferry.execute.placing import stays_on_cpu
 from tensorferry.execute.ways import Ways, reads_in_part
 from tensorferry.numerics.memory import bytes_of
 from tensorferry.storage.base import SupportsDevice
+from tensorferry.waiting import Flag
 
 __all__ = ["Staged", "Stager"]
 
@@ -55,7 +55,7 @@ class Stager:
 
     @contextmanager
     def staged(
-        self, number: int, devices: Sequence[torch.device], counters: Counters, stopped: threading.Event
+        self, number: int, devices: Sequence[torch.device], counters: Counters, stopped: Flag
     ) -> Iterator[Staged | None]:
         """Yield the bytes of a batch, or None where reading was stopped meanwhile; they are gone afterwards."""
         batch = self._schedule.batches[number]

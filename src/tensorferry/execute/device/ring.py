@@ -58,7 +58,8 @@ class Ring:
         self._size = -(-max(size, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
         self._to_make = max(1, bound // self._size)
         self._idle: deque[_Used] = deque()
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)  # whoever may be interrupted takes the lock itself
         self._held = 0
         self._closed = False
         self.peak = 0
@@ -103,7 +104,7 @@ class Ring:
 
     def _found(self) -> _Used | None:
         """Return a block that is there, with what is to be waited for, or None where one is to be made."""
-        with self._changed:
+        with self._lock:
             while True:
                 if self._idle and all(event.query() for event in self._idle[0].events):
                     return self._idle.popleft()._replace(events=())
@@ -115,13 +116,13 @@ class Ring:
                 self._changed.wait()
 
     def _come_back(self, block: Block, events: Sequence[Event]) -> None:
-        with self._changed:
+        with self._lock:
             self._idle.append(_Used(block, events))
             self._changed.notify()
 
     def _made(self, nbytes: int) -> Block:
         block = self._make(nbytes)
-        with self._changed:
+        with self._lock:
             self._held += nbytes
             self.peak = max(self.peak, self._held)
         return block
@@ -131,6 +132,6 @@ class Ring:
             for event in events:
                 event.synchronize()
         finally:
-            with self._changed:
+            with self._lock:
                 self._held -= block.memory.nbytes
             block.release()

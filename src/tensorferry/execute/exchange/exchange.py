@@ -22,6 +22,7 @@ from tensorferry.execute.exchange.rows import Need, Offer, Rows, SharedRows, Uni
 from tensorferry.execute.exchange.trays import Trays, nbytes_of
 from tensorferry.execute.ways import Ways
 from tensorferry.storage.base import Storage
+from tensorferry.waiting import joined, started
 
 __all__ = ["Exchange", "Party"]
 
@@ -115,7 +116,8 @@ class Exchange:
     def __init__(self, rank: int, rows: Mapping[Rows, SharedRows], trays: Trays, links: Mapping[int, Link]) -> None:
         self.rank = rank
         self._rows, self._trays, self._links = rows, trays, links
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)  # whoever may be interrupted takes the lock itself
         self._gone = {n for shared in rows.values() for n in shared.needs} - links.keys() - {rank}
         self._there: dict[Unit, int] = {}
         self._kept: set[Unit] = set()
@@ -124,7 +126,7 @@ class Exchange:
         self._ears = threading.Thread(
             target=listen, args=(links, self._heard, self._lose), name="tensorferry-exchange", daemon=True
         )
-        self._ears.start()
+        started(self._ears)
 
     @property
     def nbytes(self) -> int:
@@ -150,7 +152,7 @@ class Exchange:
         start, stop = shared.handed_on(self.rank)
         some = data.view(-1, shared.row)[:, start:stop]
         self._trays.at(tray, offset + start, some.nbytes).view(some.shape).copy_(some)
-        with self._changed:
+        with self._lock:
             self._untaken[tray] = set(takers)
         self._tell(takers, (_GIVEN, shared.number, number, tray))
 
@@ -175,7 +177,7 @@ class Exchange:
         """End it; idempotent. What was handed on before can still be taken."""
         for link in self._links.values():
             link.end()
-        self._ears.join()
+        joined(self._ears)
         for link in self._links.values():
             link.close()
         self._trays.close()
@@ -197,7 +199,7 @@ class Exchange:
         if not hasattr(mine, "trays"):
             first = next(self._first)
             mine.trays = range(first, min(first + _FOR_EACH, self._trays.count))
-        with self._changed:
+        with self._lock:
             self._comes(lambda: self._first_empty(mine.trays) is not None or self._are_lost(mine.trays), stopped)
             empty = self._first_empty(mine.trays)
             waits = empty is None and not stopped()
@@ -215,7 +217,7 @@ class Exchange:
 
     def _awaited(self, unit: Unit, reader: int, stopped: Callable[[], bool]) -> int | None:
         """Wait until a unit is there, and return its tray; do without a reader that takes too long."""
-        with self._changed:
+        with self._lock:
             came = self._comes(lambda: unit in self._there or unit in self._kept or reader in self._gone, stopped)
             tray = self._there.pop(unit, None)
         if not came and not stopped():
@@ -238,7 +240,7 @@ class Exchange:
 
     def _heard(self, rank: int, message: Message) -> None:
         kind, one, two, tray = message
-        with self._changed:
+        with self._lock:
             if kind == _GIVEN:
                 self._there[Unit(one, two)] = tray
             elif kind == _KEPT:
@@ -249,7 +251,7 @@ class Exchange:
 
     def _lose(self, rank: int) -> None:
         """Do without a rank from now on, and have it see that."""
-        with self._changed:
+        with self._lock:
             self._gone.add(rank)
             self._changed.notify_all()
         self._links[rank].end()
