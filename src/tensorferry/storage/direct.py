@@ -15,16 +15,16 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from tensorferry.storage.blocks import block_of
+from tensorferry.storage.blocks import HUGE, block_of
 from tensorferry.storage.file_systems import file_system_of
 from tensorferry.storage.libc import address, libc
 from tensorferry.storage.touching import is_untouched, touch
 
-__all__ = ["SPARE", "DirectFile", "Filled", "Spare", "fill", "open_direct"]
+__all__ = ["MOST", "SPARE", "DirectFile", "Filled", "Spare", "fill", "open_direct"]
 
 SPARE = 1 << 20
 """Bytes of a buffer that misaligned bytes go through. Not more: what is copied on should still be in a fast cache."""
-_MOST = SPARE + (64 << 10)
+MOST = SPARE + (64 << 10)
 """Bytes that are read at once, with what little lies at the ends. A virtual disk was slower by a quarter with twice
 as many, wherever they went."""
 
@@ -47,14 +47,14 @@ class DirectFile(NamedTuple):
 
 
 class Spare:
-    """Two buffers of `SPARE` bytes that misaligned bytes go through, for one thread, by turns.
+    """Two buffers of `MOST` bytes that misaligned bytes go through, for one thread, by turns.
 
     A virtual disk is another processor that writes there, and waits for the cache of the one that has just copied.
     """
 
     def __init__(self) -> None:
-        memory = block_of(2 * SPARE)
-        self._now, self._next = memory[:SPARE], memory[SPARE:]
+        memory = block_of(2 * HUGE)
+        self._now, self._next = memory[:MOST], memory[HUGE : HUGE + MOST]
 
     def take(self) -> memoryview:
         """Return the one that was not taken last; it is on a page of its own."""
@@ -124,11 +124,14 @@ def fill(file: DirectFile, offset: int, views: Sequence[memoryview], spare: Spar
 
 
 def _copied_on(file: DirectFile, offset: int, view: memoryview, spare: Spare) -> Filled:
-    """Fill one buffer of which nothing can be read where it belongs: block after block, through the spare buffers."""
+    """Fill one buffer of which nothing can be read where it belongs, a piece at a time, through the spare buffers.
+
+    A few bytes that are left at the end come with the piece before: a read of their own would take as long as that.
+    """
     stop, at = offset + len(view), offset // file.block * file.block
     last, is_new = -(-stop // file.block) * file.block, is_untouched(view)
     while at < stop:
-        end = min(at + SPARE, last)
+        end = last if last - at <= MOST else at + SPARE
         buffer = spare.take()[: end - at]
         came = _read(file.fd, file.block, [_Run(at, end, None)], buffer)
         first, until = max(at, offset), min(came, stop)
@@ -172,7 +175,7 @@ def _groups(runs: Iterator[_Run]) -> Iterator[list[_Run]]:
     room = SPARE
     for run in runs:
         need = run.stop - run.start if run.into is None else 0
-        if group and (need > room or len(group) == _MOST_BUFFERS or run.stop - group[0].start > _MOST):
+        if group and (need > room or len(group) == _MOST_BUFFERS or run.stop - group[0].start > MOST):
             yield group
             group, room = [], SPARE
         group.append(run)

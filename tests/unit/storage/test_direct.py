@@ -16,7 +16,8 @@ from helpers.reading_ways import let_go
 from tensorferry.errors import ReadError
 from tensorferry.storage import direct, file_systems, handle, page_cache, touching
 from tensorferry.storage.base import SupportsUncached
-from tensorferry.storage.direct import SPARE, DirectFile, Spare
+from tensorferry.storage.blocks import HUGE
+from tensorferry.storage.direct import MOST, SPARE, DirectFile, Spare
 from tensorferry.storage.joined import JoinedStorage
 from tensorferry.storage.libc import address
 from tensorferry.storage.local import LocalStorage
@@ -210,9 +211,9 @@ def test_a_handle_closes_both_of_its_descriptors(storage: LocalStorage) -> None:
 def test_spare_buffers_are_taken_by_turns() -> None:
     spare = Spare()
     first, second, third = (spare.take() for _ in range(3))
-    assert (len(first), len(second)) == (SPARE, SPARE)
+    assert (len(first), len(second)) == (MOST, MOST)
     assert address(first) == address(third)
-    assert abs(address(first) - address(second)) == SPARE
+    assert abs(address(first) - address(second)) == HUGE  # each begins a huge page, where the system has them
     assert address(first) % mmap.PAGESIZE == 0
 
 
@@ -228,10 +229,32 @@ def test_the_buffer_that_is_copied_from_is_not_the_next_one_to_be_read_into(
 
     monkeypatch.setattr(os, "preadv", watched)
     for offset in (8, 16):
-        storage.read_uncached("f", offset, [page_aligned(2 * SPARE, lead=0)])
+        storage.read_uncached("f", offset, [page_aligned(3 * SPARE, lead=0)])
     assert len(places) > 4
     assert len(set(places)) == 2
     assert all(a != b for a, b in pairwise(places))
+
+
+@pytest.mark.parametrize(
+    ("offset", "nbytes", "reads"),
+    [(8, 2 * SPARE, 2), (8, SPARE + 1, 1), (0, 3 * SPARE, 3), (1000, 2 * SPARE + (80 << 10), 3), (8, 100, 1)],
+)
+def test_a_few_bytes_at_the_end_are_no_read_of_their_own(
+    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch, offset: int, nbytes: int, reads: int
+) -> None:
+    lengths: list[int] = []
+    read = os.preadv
+
+    def watched(fd: int, buffers: list[memoryview], *rest: int) -> int:
+        lengths.append(sum(map(len, buffers)))
+        return read(fd, buffers, *rest)
+
+    monkeypatch.setattr(os, "preadv", watched)
+    out = page_aligned(nbytes, lead=3)
+    storage.read_uncached("f", offset, [out])
+    assert out == DATA[offset : offset + nbytes]
+    assert len(lengths) == reads
+    assert max(lengths) <= MOST
 
 
 def test_new_memory_has_its_pages_before_bytes_are_copied_there(
