@@ -62,10 +62,6 @@ class Outcome(Generic[_T]):
         finally:
             del error  # it knows this frame
 
-    def is_there(self) -> bool:
-        """Whether `result` does not have to wait."""
-        return not self._ends.empty()
-
     def done_by(self, work: Callable[..., _T], *arguments: Any) -> None:
         """Do it in the calling thread: ``work(*arguments)``, whatever that raises."""
         try:

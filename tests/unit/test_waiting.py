@@ -27,9 +27,9 @@ def test_a_result_is_handed_over_to_who_asks() -> None:
     with pytest.raises(queue.Empty):
         outcome.result(0.001)
     outcome.done_by(Held)
-    assert outcome.is_there()
-    assert isinstance(outcome.result(), Held)
-    assert not outcome.is_there()
+    assert isinstance(outcome.result(0), Held)
+    with pytest.raises(queue.Empty):
+        outcome.result(0)
 
 
 def test_an_error_holds_nothing_of_who_worked_or_waited() -> None:
