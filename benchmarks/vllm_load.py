@@ -2,7 +2,7 @@
 
 A random Llama of the size asked for is written, with few layers, and filled on each rank by vLLM's own models: ours
 (``--load-format tensorferry``), vLLM's lazy, prefetch and multi-thread ways, and Run:ai's streamer where it is
-installed. In the environment that ``trace_vllm.py`` says how to make, about ten minutes::
+installed. In the environment that ``trace_vllm.py`` says how to make, about 20 minutes for 3 GiB and four rounds::
 
     vllm/bin/python benchmarks/vllm_load.py --gib 3 --page benchmarks/results/vllm.md [--size 1 2] [--folder /fast/disk]
 
@@ -13,6 +13,11 @@ its own, as ranks do on several machines, or whose storage keeps nothing for the
 for. *raw read*: no loader, each rank just reads its share of the files past the page cache, each byte once; no way of
 loading from this disk is faster. Each way starts once with zeros, and all must end with the same bytes on each rank.
 Parameters are in use before, which spares every way the same faults.
+
+Free memory is made the same before each load. What the page cache takes of it is slow to come where a virtual machine
+has given it back to its host (free page reporting), as it has on a fresh machine: left to the way before, one way took
+from 1.2 to 3.8 s. *Cold*: the page cache has held the files until just now, and what it freed is still there, as on a
+busy machine or one without a host. *Given back*: nobody has taken any for `REST` seconds.
 """
 
 from __future__ import annotations
@@ -34,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 from page_cache import bring, forget
-from vllm_page import OURS, RAW, page
+from vllm_page import COLD, GIVEN_BACK, OURS, RAW, WARM, page
 
 from tensorferry.storage.blocks import block_of
 
@@ -47,6 +52,8 @@ WAYS: dict[str, dict[str, Any]] = {
     },
     "runai_streamer": {"load_format": "runai_streamer"},
 }  # fmt: skip
+REST = 8
+"""Seconds after which free memory has been given back to the host: the kernel begins with it after two."""
 HIDDEN, INNER, VOCABULARY = 2048, 5632, 16384
 LAYER = 2 * (4 * HIDDEN * HIDDEN + 3 * HIDDEN * INNER)
 
@@ -221,13 +228,13 @@ def measure(folders: Sequence[Path], size: int, repeat: int, ways: Sequence[str]
     """Yield a record of each load; the ways take turns. Ranks with `folders` of their own are only measured cold."""
     workers = Workers(folders, size)
     apart = len(folders) > 1
+    files = [file for folder in folders for file in folder.glob("*.safetensors")]
     try:
-        for cache, turn, way in product(("cold",) if apart else ("cold", "warm"), range(repeat), ways):
-            if cache == "warm" and way == RAW:
+        for cache, turn, way in product((COLD, GIVEN_BACK) if apart else (COLD, GIVEN_BACK, WARM), range(repeat), ways):
+            if cache == WARM and way == RAW:
                 continue
-            for folder in folders:
-                (forget if cache == "cold" else bring)(folder.glob("*.safetensors"))
-            ranks = workers.fill(way, check=cache == "cold" and turn == 0)
+            prepare(files, cache)
+            ranks = workers.fill(way, check=cache == COLD and turn == 0)
             seconds = max(r["seconds"] for r in ranks)
             yield {
                 "size": size,
@@ -240,6 +247,18 @@ def measure(folders: Sequence[Path], size: int, repeat: int, ways: Sequence[str]
             }
     finally:
         workers.close()
+
+
+def prepare(files: Sequence[Path], cache: str) -> None:
+    """Have the page cache hold all of `files` or nothing, and free memory be such as `cache` says."""
+    if cache == WARM:
+        bring(files)
+        return
+    if cache == COLD:
+        bring(files)
+    forget(files)
+    if cache == GIVEN_BACK:
+        time.sleep(REST)
 
 
 def refuse_different(records: Sequence[dict[str, Any]]) -> None:

@@ -12,27 +12,34 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-__all__ = ["OURS", "RAW", "page"]
+__all__ = ["COLD", "GIVEN_BACK", "OURS", "RAW", "WARM", "page"]
 
 OURS = "tensorferry"
 RAW = "raw read"
+COLD, GIVEN_BACK, WARM = "cold", "cold, memory given back", "warm"
 _MIB = 1 << 20
 
 Records = Sequence[dict[str, Any]]
 _GOALS = (
-    ("2 ranks, cold: 1.4 times as fast as the best other", 2, False, "cold", 1.4),
-    ("2 ranks apart, cold: 1.4 times as fast as the best other", 2, True, "cold", 1.4),
-    ("1 rank, cold: not slower than the best other", 1, False, "cold", 1.0),
-    ("1 rank, warm: not slower than the best other", 1, False, "warm", 1.0),
+    (2, False, COLD, 1.4),
+    (2, False, GIVEN_BACK, 1.4),
+    (2, True, COLD, 1.4),
+    (2, True, GIVEN_BACK, 1.4),
+    (1, False, COLD, 1.0),
+    (1, False, GIVEN_BACK, 1.0),
+    (1, False, WARM, 1.0),
 )
+"""Ranks, whether they are apart, what is in the page cache and in free memory, and what the ratio has to be."""
 
 
 def page(records: Records, total: int) -> str:
     """Return the page. total: bytes of the checkpoint."""
     lines = ["# vLLM: from the start of its loader to weights that are there", "", _head(records, total), ""]
     lines += ["## Goals", "", "| goal | found: median (least to most) | |", "| --- | --- | --- |"]
-    for goal, size, apart, cache, least in _GOALS:
-        lines.append(f"| {goal} | {' | '.join(_found(_some(records, size, apart, cache), least))} |")
+    for size, apart, cache, least in _GOALS:
+        goal = f"{least:g} times as fast as the best other" if least > 1 else "not slower than the best other"
+        found = _found(_some(records, size, apart, cache), least)
+        lines.append(f"| {_title(size, apart, cache)}: {goal} | {' | '.join(found)} |")
     for size, apart, cache in dict.fromkeys((r["size"], r["apart"], r["cache"]) for r in records):
         lines += ["", f"## {_title(size, apart, cache)}", "", *_table(_some(records, size, apart, cache), total)]
     return "\n".join(lines) + "\n"
@@ -46,9 +53,9 @@ def _head(records: Records, total: int) -> str:
         f"{time.strftime('%Y-%m-%d')}, {_processor()}, {os.cpu_count()} cores, {memory:.0f} GiB, "
         f"Linux {platform.release()}, whose load was {os.getloadavg()[0]:.1f}; {name} {_version(name)}, torch "
         f"{_version('torch')}; a Llama of {total / 2**30:.2f} GiB in bfloat16, {turns} rounds in turns, medians. "
-        "Written by `python benchmarks/vllm_load.py`, which says what the columns and *apart* mean. A ratio is that of "
-        "the best other's seconds to ours, round by round; the best other is the one with the least median. What a raw "
-        "read would have is the same ratio for a read without a loader: what the disk allows."
+        "Written by `python benchmarks/vllm_load.py`, which says what the columns and the titles mean. A ratio is that "
+        "of the best other's seconds to ours, round by round; the best other is the one with the least median. What a "
+        "raw read would have is the same ratio for a read without a loader: what the disk allows."
     )
 
 
