@@ -251,12 +251,10 @@ def measure(folders: Sequence[Path], size: int, repeat: int, ways: Sequence[str]
 
 def prepare(files: Sequence[Path], cache: str) -> None:
     """Have the page cache hold all of `files` or nothing, and free memory be such as `cache` says."""
-    if cache == WARM:
+    if cache != GIVEN_BACK:
         bring(files)
-        return
-    if cache == COLD:
-        bring(files)
-    forget(files)
+    if cache != WARM:
+        forget(files)
     if cache == GIVEN_BACK:
         time.sleep(REST)
 
