@@ -81,11 +81,13 @@ def load(
     telling = progress_of(progress)
     device_for(model, device)  # raises, before anything is opened
     with opened(path, options, opening) as checkpoint, _paused_for_little(checkpoint):
-        seconds: dict[str, float] = {}
-        with timed(seconds, "verify") if verify else nullcontext():
-            verified = verify_files(checkpoint, progress=telling).summary if verify else Prepared.verified
         prepared = prepare(model, checkpoint, rules=rules, strict=strict)
-        prepared = replace(prepared, verified=verified, seconds={**seconds, **prepared.seconds})
+        if verify:
+            refuse_misfit(prepared)  # before all of it is read
+            seconds: dict[str, float] = {}
+            with timed(seconds, "verify"):
+                verified = verify_files(checkpoint, progress=telling).summary
+            prepared = replace(prepared, verified=verified, seconds={**seconds, **prepared.seconds})
         return run(model, prepared, device=device, progress=telling)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import re
@@ -10,16 +11,19 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("huggingface_hub")
+huggingface_hub = pytest.importorskip("huggingface_hub")
 
 from helpers.checkpoints import ar, write_index, write_safetensors
 from helpers.hubserver import TOKEN, HubServer, download_without_locks, hub_for_tests
 from helpers.reading import read_all
-from tensorferry.errors import AccessDenied, LocateError
-from tensorferry.formats.download import download
+from tensorferry.errors import AccessDenied, ConfigError, LocateError, ReadError, WriteError
+from tensorferry.formats.download import download, local_path
+from tensorferry.loaders import LoadConfig, Source
+from tensorferry.loaders.sources import locate
 
 NAME = "owner/model"
 INDEX = "model.safetensors.index.json"
@@ -89,6 +93,20 @@ def test_disc_22_variants_sub_folders_and_patterns_are_chosen_before_the_downloa
     assert hub.resolved() == [B]
 
 
+def test_disc_22_patterns_are_of_paths_as_the_sub_folder_that_is_asked_for_has_them(hub: HubServer, repo: Path) -> None:
+    (repo / "original").mkdir()
+    sharded(repo / "original", start=7)
+    hub.add(NAME, repo)
+    ignored = ("original/*",)
+    assert not [path for path in files_of(download(NAME, ignore_patterns=ignored).path) if "original" in path]
+    found = download(NAME, subfolder="original", ignore_patterns=ignored).path
+    assert read_all(found, subfolder="original", ignore_patterns=ignored) == {"a": [7, 8], "b": [12, 13]}
+    assert (found / "original" / "config.json").is_file()
+    config = LoadConfig()
+    assert config.ignore_patterns == ignored
+    assert locate(Source(NAME, subfolder="original"), config, "auto") == found
+
+
 def test_rem_01_several_processes_share_one_cache_where_locks_do_nothing(hub: HubServer, repo: Path) -> None:
     hub.add(NAME, repo)
     with multiprocessing.get_context("spawn").Pool(3) as pool:
@@ -130,6 +148,26 @@ def test_rem_05_a_forbidden_repository_is_no_right(hub: HubServer, repo: Path) -
     hub.fault = lambda request: 403
     with pytest.raises(AccessDenied, match="no right to read it"):
         download(NAME, token=TOKEN)
+
+
+def test_rem_04_a_forbidden_file_may_be_one_whose_address_has_expired(hub: HubServer, repo: Path) -> None:
+    hub.add(NAME, repo)
+    hub.fault = lambda request: 403 if request.host == "cdn" else None
+    with pytest.raises(AccessDenied, match=r"or the address of a file, .* has expired \(403\): in that case try again"):
+        download(NAME, token=TOKEN)
+    with pytest.raises(AccessDenied, match=r"forbidden \(403\), and no token was sent"):
+        download(NAME)
+
+
+def test_rem_05_a_disabled_repository_is_called_so(
+    hub: HubServer, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.add(NAME, repo)
+    response = SimpleNamespace(status_code=403, headers={}, request=None)
+    disabled = huggingface_hub.errors.DisabledRepoError("off", response=response)
+    fails(monkeypatch, "model_info", disabled)
+    with pytest.raises(AccessDenied, match=r"the Hub has disabled this repository \(403\)"):
+        download(NAME)
 
 
 def test_rem_05_a_revision_that_is_not_there_is_named(hub: HubServer, repo: Path) -> None:
@@ -256,6 +294,68 @@ def test_corr_16_a_download_that_was_killed_is_never_taken_for_the_file(hub: Hub
     with pytest.raises(LocateError, match="model-0000"):
         download(NAME, local_files_only=True)
     assert read_all(download(NAME).path) == {"a": [0, 1], "b": [5, 6]}
+
+
+def test_corr_16_an_update_that_was_interrupted_leaves_the_whole_snapshot_in_use(
+    hub: HubServer, repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.add(NAME, repo)
+    download(NAME)
+    (tmp_path / "newer").mkdir()
+    hub.add(NAME, sharded(tmp_path / "newer", start=20))
+    with monkeypatch.context() as during:
+        fails(during, "snapshot_download", KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            download(NAME)
+    assert read_all(download(NAME, local_files_only=True).path) == {"a": [0, 1], "b": [5, 6]}
+    assert read_all(download(NAME).path) == {"a": [20, 21], "b": [25, 26]}
+    assert read_all(download(NAME, local_files_only=True).path) == {"a": [20, 21], "b": [25, 26]}
+
+
+def test_rem_09_a_full_disk_says_where_and_what_it_lacks(
+    hub: HubServer, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.add(NAME, repo)
+    fails(monkeypatch, "snapshot_download", OSError(errno.ENOSPC, "No space left on device"))
+    with pytest.raises(WriteError, match=rf"{NAME}: the cache .*: No space left on device \(\d+ B are needed, .* are free\)"):
+        download(NAME)
+
+
+class XetFailed(Exception):
+    """As errors of code that is no Python's come."""
+
+
+@pytest.mark.parametrize("error", [OSError("Consistency check failed"), ValueError("no hash"), XetFailed("cut off")])
+def test_rem_15_a_transfer_that_fails_below_the_library_is_a_read_that_failed(
+    hub: HubServer, repo: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    hub.add(NAME, repo)
+    fails(monkeypatch, "snapshot_download", error)
+    said = rf"{NAME} at {hub.url}: fetching it did not succeed \({type(error).__name__}: {error}\): try again"
+    with pytest.raises(ReadError, match=said):
+        download(NAME)
+
+
+def test_a_path_that_was_mistyped_is_said_to_be_taken_for_a_name(
+    hub: HubServer, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.add(NAME, repo)
+    with pytest.raises(LocateError, match=r"nothing lies at 'owner/modle' here, so that it was taken for a name on the Hub"):
+        local_path("owner/modle")
+    with pytest.raises(AccessDenied, match="nothing lies at 'owner/modle' here"):
+        locate(Source("owner/modle"), LoadConfig(), "auto")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ConfigError, match=r"'owner/modle' is nothing that lies here, .* pip install 'tensorferry\[hub\]'"):
+        local_path("owner/modle")
+
+
+def fails(monkeypatch: pytest.MonkeyPatch, method: str, error: BaseException) -> None:
+    """Have a method of the Hub's library raise `error`."""
+
+    def raises(*args: object, **kwargs: object) -> None:
+        raise error
+
+    monkeypatch.setattr(huggingface_hub.HfApi, method, raises)
 
 
 def test_a_process_that_imported_nothing_of_the_hub_before_can_fetch(hub: HubServer, repo: Path) -> None:

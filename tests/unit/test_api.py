@@ -426,6 +426,11 @@ class TestReport:
         assert not caught.value.touched
         assert torch.equal(model.weight, before)
 
+    def test_what_does_not_fit_is_told_before_contents_are_verified(self, folder: Path) -> None:
+        (folder / "SHA256SUMS").write_text(f"{'0' * 64}  model.safetensors\n")
+        with pytest.raises(PlanError, match="weight"):
+            load(nn.Linear(3, 2), folder, verify=True)
+
     def test_one_line_at_the_start_and_one_at_the_end_are_logged(
         self, folder: Path, caplog: pytest.LogCaptureFixture
     ) -> None:

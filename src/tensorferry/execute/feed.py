@@ -18,7 +18,7 @@ from tensorferry.execute.base import Counters, OnReady, Parameters, Remaining
 from tensorferry.execute.placing import region_of, write
 from tensorferry.execute.simple import made_of
 from tensorferry.numerics.casts import Loss, fill
-from tensorferry.numerics.memory import view_region
+from tensorferry.numerics.memory import view_region, zeros_of
 from tensorferry.numerics.torch_dtypes import torch_dtype, torch_shape
 from tensorferry.numerics.units import to_torch
 
@@ -205,10 +205,7 @@ class _Awaited:
             raise PlanError(f"{what}: {error}") from None
 
     def _zeros(self, device: torch.device) -> torch.Tensor:
-        shape = torch_shape(self.entry.dtype, self.entry.shape)
-        if torch_dtype(self.entry.dtype).itemsize == 1:
-            return torch.zeros(shape, dtype=torch.uint8, device=device).view(torch_dtype(self.entry.dtype))
-        return torch.zeros(shape, dtype=torch_dtype(self.entry.dtype), device=device)
+        return zeros_of(self.entry.dtype, self.entry.shape, device)
 
 
 def _write_part(into: torch.Tensor, wanted: Region, values: torch.Tensor, part: Region) -> Loss:

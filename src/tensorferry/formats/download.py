@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from tensorferry.errors import ConfigError, shown
-from tensorferry.formats.file_names import is_side_file, matches_any
+from tensorferry.errors import ConfigError, LocateError, shown
+from tensorferry.formats.file_names import is_side_file, matches_any, relative
 from tensorferry.formats.index import check_index_size, parse_index
 from tensorferry.formats.selection import Wanted, choose
 from tensorferry.storage.base import File
 from tensorferry.storage.hub import Listing, Snapshot, fetch_snapshot
 
-__all__ = ["download", "local_path"]
+__all__ = ["download", "local_path", "nothing_here"]
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*/[A-Za-z0-9._-]+")
 _CHOOSING = ("load_format", "subfolder", "variant", "allow_patterns", "ignore_patterns")
@@ -67,7 +68,18 @@ def local_path(path: str | os.PathLike[str], *, revision: str | None = None, **c
             raise ConfigError(f"revision {shown(revision)!r}: of a name on the Hub, and {path} is a path here")
         return path
     used = {key: value for key, value in choosing.items() if key in _CHOOSING and value is not None}
-    return download(path, revision=revision, **used).path
+    with nothing_here(path):
+        return download(path, revision=revision, **used).path
+
+
+@contextmanager
+def nothing_here(name: str) -> Iterator[None]:
+    """Have a LocateError say that `name` may have been meant for a path: nothing lies there."""
+    try:
+        yield
+    except LocateError as error:
+        taken = f"nothing lies at {shown(name)!r} here, so that it was taken for a name on the Hub"
+        raise type(error)(f"{error}; {taken}") from error
 
 
 def _chosen(listing: Listing, wanted: Wanted) -> list[str]:
@@ -84,6 +96,7 @@ def _chosen(listing: Listing, wanted: Wanted) -> list[str]:
 
 
 def _is_beside(file: File, wanted: Wanted) -> bool:
-    if matches_any(file.path, wanted.ignore_patterns) or not is_side_file(file.path, file.size):
+    seen_from_there = relative(file.path, wanted.subfolder)
+    if matches_any(seen_from_there, wanted.ignore_patterns) or not is_side_file(file.path, file.size):
         return False
     return posixpath.dirname(file.path) in ("", wanted.subfolder) or file.path.endswith(_NESTED_SIDE_FILES)

@@ -20,6 +20,7 @@ __all__ = [
     "matches_any",
     "parse_index_name",
     "parse_weight_name",
+    "relative",
     "what_else",
 ]
 
@@ -218,6 +219,15 @@ def is_side_file(path: str, size: int) -> bool:
     if base.startswith(".") or size > _MAX_SIDE_FILE or base.lower().endswith(_NO_SIDE_FILES):
         return False
     return format_of(path) is None and what_else(path) is None and parse_index_name(path) is None
+
+
+def relative(path: str, folder: str) -> str:
+    """Return the path of what lies below `folder` as seen from there, and any other path as it is.
+
+    >>> relative("original/params.json", "original"), relative("config.json", "original")
+    ('params.json', 'config.json')
+    """
+    return path.removeprefix(folder + "/") if folder else path
 
 
 def matches_any(path: str, patterns: Iterable[str]) -> bool:

@@ -18,6 +18,7 @@ from tensorferry.formats.file_names import (
     matches_any,
     parse_index_name,
     parse_weight_name,
+    relative,
     what_else,
 )
 from tensorferry.storage.base import File
@@ -57,9 +58,12 @@ class FolderFiles:
         stat: Callable[[str], File] | None,
         nested: Callable[[], Iterable[str]],
     ) -> FolderFiles:
-        """Sort the files of a listing that lie directly in `path`, leaving out what `ignore_patterns` match."""
+        """Sort the files of a listing that lie directly in `path`, leaving out what `ignore_patterns` match.
+
+        What lies below `path` is matched as if that were all there is, as it is where a folder on disk is opened.
+        """
         by_path = {file.path: file for file in files}
-        excluded = frozenset(p for p in by_path if _is_excluded(p, ignore_patterns))
+        excluded = frozenset(p for p in by_path if _is_excluded(relative(p, path), ignore_patterns))
         direct = [p for p in sorted(by_path, key=natural_key) if _is_direct(p, path) and p not in excluded]
         weights = {p: name for p in direct if (name := parse_weight_name(p, variant)) is not None}
         indexes = {p: index for p in direct if (index := parse_index_name(p, variant)) is not None}

@@ -49,8 +49,8 @@ class Wanted:
 
     load_format: a key of `LOAD_FORMATS`. subfolder: where in a recursive listing to look, "" for its top. variant: the
     word in ``model.fp16.safetensors``. allow_patterns: shell patterns for file names; given, they decide alone.
-    ignore_patterns: files to leave out of everything. allow_pickle: whether auto and hf may fall back to torch files
-    (read without executing anything in them).
+    ignore_patterns: files to leave out of everything; those in `subfolder` by their paths there. allow_pickle: whether
+    auto and hf may fall back to torch files (read without executing anything in them).
     """
 
     load_format: str = "auto"

@@ -15,7 +15,7 @@ from tensorferry.config import LoadConfig, ReadOptions, folders
 from tensorferry.core.catalogue import Catalogue, TensorEntry
 from tensorferry.errors import ConfigError, FormatError, shown
 from tensorferry.formats.base import Selection
-from tensorferry.formats.download import download
+from tensorferry.formats.download import download, nothing_here
 from tensorferry.formats.opening import Opened, open_files
 from tensorferry.storage.joined import JoinedStorage
 
@@ -62,17 +62,19 @@ def locate(source: Source, config: LoadConfig, load_format: str) -> Path:
     path = Path(source.model_or_path).expanduser()
     if path.exists() or path.is_symlink():
         return path
-    snapshot = download(
-        os.fspath(source.model_or_path),
-        revision=source.revision,
-        cache_dir=config.download_dir,
-        load_format=load_format,
-        subfolder=source.subfolder,
-        variant=source.variant,
-        allow_patterns=source.allow_patterns_overrides,
-        ignore_patterns=config.ignore_patterns,
-        allow_pickle=source.fall_back_to_pt,
-    )
+    name = os.fspath(source.model_or_path)
+    with nothing_here(name):
+        snapshot = download(
+            name,
+            revision=source.revision,
+            cache_dir=config.download_dir,
+            load_format=load_format,
+            subfolder=source.subfolder,
+            variant=source.variant,
+            allow_patterns=source.allow_patterns_overrides,
+            ignore_patterns=config.ignore_patterns,
+            allow_pickle=source.fall_back_to_pt,
+        )
     logger.info("%s is commit %s", snapshot.name, snapshot.commit)
     return snapshot.path
 

@@ -19,6 +19,7 @@ from tensorferry.core.schedule import Read, Schedule
 from tensorferry.execute.base import Counters, Executor, OnReady, Parameters
 from tensorferry.execute.exchange import Exchange
 from tensorferry.execute.making import reads_of
+from tensorferry.execute.pool import PATIENCE
 from tensorferry.execute.stream import stream
 from tensorferry.execute.threaded import ThreadedExecutor
 from tensorferry.progress import SILENT, Progress
@@ -86,7 +87,7 @@ class Ahead:
         with self._lock:
             self._stopped = True
             self._turn.notify_all()
-        joined(self._thread)
+        joined(self._thread, PATIENCE)  # a read that hangs is not waited for
 
     def _run(self) -> None:
         try:

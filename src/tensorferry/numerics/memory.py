@@ -13,9 +13,9 @@ import torch
 
 from tensorferry.core.boxes import Region, Shape, strides_of
 from tensorferry.core.dtypes import DType
-from tensorferry.numerics.torch_dtypes import torch_dtype, torch_elements
+from tensorferry.numerics.torch_dtypes import torch_dtype, torch_elements, torch_shape
 
-__all__ = ["bytes_of", "empty_at", "return_free_memory", "strided_view", "tensor_over", "view_region"]
+__all__ = ["bytes_of", "empty_at", "return_free_memory", "strided_view", "tensor_over", "view_region", "zeros_of"]
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
@@ -24,6 +24,17 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     if n == 0:
         return memoryview(bytearray())
     return memoryview((ctypes.c_char * n).from_address(tensor.data_ptr())).cast("B")
+
+
+def zeros_of(dtype: DType, shape: Shape, device: torch.device | str = "cpu") -> torch.Tensor:
+    """Return a tensor of zeros that a tensor of a checkpoint is like, of that `dtype` and `shape` there.
+
+    Of types of a byte or less as bytes: torch does not fill all of these.
+    """
+    kind, shape = torch_dtype(dtype), torch_shape(dtype, shape)
+    if kind.itemsize == 1:
+        return torch.zeros(shape, dtype=torch.uint8, device=device).view(kind)
+    return torch.zeros(shape, dtype=kind, device=device)
 
 
 def tensor_over(memory: Any, offset: int, shape: Shape, dtype: torch.dtype) -> torch.Tensor:

@@ -6,11 +6,13 @@ All transfer, caching and locking is huggingface_hub's, an extra that is importe
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import logging
 import os
 import posixpath
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +21,17 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from tensorferry.errors import AccessDenied, ConfigError, CorruptFile, LocateError, TensorferryError, shown
+from tensorferry.core.amounts import human_bytes
+from tensorferry.errors import (
+    AccessDenied,
+    ConfigError,
+    CorruptFile,
+    LocateError,
+    ReadError,
+    TensorferryError,
+    WriteError,
+    shown,
+)
 from tensorferry.storage.base import File
 
 __all__ = ["Chooser", "Listing", "Snapshot", "fetch_snapshot", "is_offline"]
@@ -69,7 +81,8 @@ def fetch_snapshot(
     HF_ENDPOINT, HF_HOME, HF_HUB_CACHE and HF_TOKEN are read at each call; `cache_dir` and `token` come before them.
 
     Raises AccessDenied (no or a wrong token, terms not accepted), LocateError (no such repository, revision or file;
-    not in the cache while offline), CorruptFile (a cached file of the wrong size), ConfigError (no huggingface_hub).
+    not in the cache while offline), CorruptFile (a cached file of the wrong size), ReadError (a transfer that failed),
+    WriteError (the disk of the cache is full, or refuses), ConfigError (no huggingface_hub).
     """
     _check_names(name, revision)
     cache = _Cache.of(name, cache_dir)
@@ -150,7 +163,7 @@ class _Hub:
     """The Hub as huggingface_hub sees it, for one repository."""
 
     def __init__(self, name: str, revision: str | None, cache: _Cache, token: str | None) -> None:
-        self._lib = _library()
+        self._lib = _library(name)
         self._errors: Any = import_module("huggingface_hub.errors")
         constants: Any = import_module("huggingface_hub.constants")
         self.endpoint = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
@@ -166,19 +179,52 @@ class _Hub:
 
     def read(self, path: str, commit: str) -> bytes:
         """Return the content of one file, which is in the cache afterwards."""
-        return Path(
-            self._api.hf_hub_download(self._name, path, revision=commit, cache_dir=self._cache.root)
-        ).read_bytes()
+        with self._transfers_told():
+            return Path(
+                self._api.hf_hub_download(self._name, path, revision=commit, cache_dir=self._cache.root)
+            ).read_bytes()
 
-    def fetch(self, paths: Sequence[str], commit: str) -> None:
-        """Bring `paths` into the snapshot of `commit`."""
-        self._api.snapshot_download(
-            self._name,
-            revision=commit,
-            cache_dir=self._cache.root,
-            allow_patterns=[glob.escape(path) for path in paths],
-            tqdm_class=None if sys.stderr.isatty() else _silent(self._lib),
-        )
+    def fetch(self, paths: Sequence[str], commit: str, nbytes: int) -> None:
+        """Bring `paths`, which have `nbytes` in all, into the snapshot of `commit`."""
+        with self._transfers_told(nbytes):
+            self._api.snapshot_download(
+                self._name,
+                revision=commit,
+                cache_dir=self._cache.root,
+                allow_patterns=[glob.escape(path) for path in paths],
+                tqdm_class=None if sys.stderr.isatty() else _silent(self._lib),
+            )
+
+    @contextlib.contextmanager
+    def _transfers_told(self, nbytes: int = 0) -> Iterator[None]:
+        """Turn into ours what is none of the library's own errors: of the disk, and of a transfer that went wrong.
+
+        The latter come as whatever the code below the library raises, which is not Python in part.
+        """
+        errors = self._errors
+        answers = (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, errors.HTTPError)  # see `errors_explained`
+        try:
+            yield
+        except (*answers, ConnectionError, TimeoutError):
+            raise
+        except OSError as error:
+            if error.errno is None:
+                raise self._failed(error) from error
+            raise self._refused_by_disk(error, nbytes) from error
+        except Exception as error:
+            raise self._failed(error) from error
+
+    def _failed(self, error: Exception) -> ReadError:
+        said = f"{type(error).__name__}: {shown(str(error), 200)}"
+        return ReadError(f"{self._name} at {self.endpoint}: fetching it did not succeed ({said}): try again")
+
+    def _refused_by_disk(self, error: OSError, nbytes: int) -> WriteError:
+        lacking = ""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) and self._cache.root.is_dir():
+            free = human_bytes(shutil.disk_usage(self._cache.root).free)
+            lacking = f" ({f'{human_bytes(nbytes)} are needed, ' if nbytes else ''}{free} are free)"
+        where = shown(str(self._cache.root), 300)
+        return WriteError(f"{self._name}: the cache {where}: {error.strerror}{lacking}", error.errno)
 
     @contextlib.contextmanager
     def errors_explained(self) -> Iterator[None]:
@@ -210,6 +256,8 @@ class _Hub:
             return LocateError(f"{where}: has no revision {self._revision or 'main'!r} ({status})")
         if isinstance(error, self._errors.EntryNotFoundError) and status:
             return LocateError(f"{where}: a file that was listed is not there ({status})")
+        if isinstance(error, self._errors.DisabledRepoError):
+            return AccessDenied(f"{where}: the Hub has disabled this repository ({status})")
         if status in (401, 403):
             return self._denied(where, status)
         if isinstance(error, self._errors.RepositoryNotFoundError):
@@ -225,8 +273,15 @@ class _Hub:
         return AccessDenied(f"{where}: is gated ({status}), and this token may not read it: {page}")
 
     def _denied(self, where: str, status: int) -> AccessDenied:
+        if status == 403 and self._has_token:
+            return AccessDenied(
+                f"{where}: the token has no right to read it, or the address of a file, which is good for a while, has"
+                " expired (403): in that case try again"
+            )
         if status == 403:
-            return AccessDenied(f"{where}: the token has no right to read it (403)")
+            return AccessDenied(
+                f"{where}: forbidden (403), and no token was sent: set HF_TOKEN, or try again where it was being fetched"
+            )
         if self._has_token:
             return AccessDenied(
                 f"{where}: the token is not valid, or the repository does not exist (401): check HF_TOKEN"
@@ -241,7 +296,8 @@ class _Hub:
 
 def _from_hub(hub: _Hub, cache: _Cache, revision: str | None, choose: Chooser) -> Snapshot:
     commit, files = hub.list()
-    cache.remember(revision, commit)
+    if cache.commit(revision) is None:  # else what is whole stays in use until the new one is
+        cache.remember(revision, commit)
     where = f"{cache.name} at {commit[:12]} ({hub.endpoint})"
     chosen = choose(Listing(where, files, lambda path: hub.read(path, commit)))
     sizes = {file.path: file.size for file in files if file.path in set(chosen)}
@@ -249,9 +305,10 @@ def _from_hub(hub: _Hub, cache: _Cache, revision: str | None, choose: Chooser) -
     absent = [path for path in sizes if not (folder / path).is_file()]
     if absent:
         logger.info("%s: fetching %d of %d files", where, len(absent), len(sizes))
-        hub.fetch(absent, commit)
+        hub.fetch(absent, commit, sum(sizes[path] for path in absent))
     for path, size in sizes.items():
         _check_arrived(folder / path, size)
+    cache.remember(revision, commit)
     return Snapshot(folder, cache.name, commit)
 
 
@@ -278,13 +335,14 @@ def _check_arrived(file: Path, size: int) -> None:
 # -- small things ---------------
 
 
-def _library() -> Any:
+def _library(name: str) -> Any:
     # Any: it is an extra, and its types are not there for whoever checks without it.
     try:
         return import_module("huggingface_hub")
     except ModuleNotFoundError as error:
         raise ConfigError(
-            "models are fetched from the Hub by huggingface_hub, which is not installed: pip install tensorferry[hub]"
+            f"{shown(name)!r} is nothing that lies here, and names on the Hub are fetched by huggingface_hub, which is not"
+            " installed: pip install 'tensorferry[hub]'"
         ) from error
 
 

@@ -17,7 +17,7 @@ from tensorferry.compat.vllm import engine
 from tensorferry.compat.vllm.options import load_config, options_for, with_turn
 from tensorferry.compat.vllm.planning import Planned, party_of, planned, reading_together, refuse_misfit, uses_of
 from tensorferry.compat.vllm.quantizing import stream_online
-from tensorferry.compat.vllm.reloading import Needs, needs_of, remember, restored
+from tensorferry.compat.vllm.reloading import Needs, is_elsewhere, needs_of, remember, remember_place, restored
 from tensorferry.compat.vllm.sources import open_for, sources_of
 from tensorferry.compat.vllm.telling import progress_in, tell, warnings_in
 from tensorferry.loaders.sources import locate
@@ -78,19 +78,22 @@ class TensorferryLoader(engine.BaseModelLoader):
                     with reading_together(load, party, [offer for _, offer in told], rank):
                         report = self._run(model, load, ranks.watch)
                     remember(model, load.own.traced, checkpoint.catalogue)
+        remember_place(model, str(model_config.model))
         self.report = replace(report, seconds={**seconds, **report.seconds})
         tell(engine.log, self.report, checkpoint.catalogue.nbytes)
 
     def get_all_weights(self, model_config: Any, model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         """Return all (name, tensor) for vLLM's ``reload_weights``; of a model that was loaded here, what it needs.
 
+        They come from where the option `weights` says, unless vLLM says another place than when the model was loaded.
         Values that this rank's plan does not need are not read, and are zero. The checkpoint is opened, and compared
         with the plan, before this returns: PlanError says what does not fit, and nothing has been touched then.
         """
         ranks = engine.agreement(model_config)
         with warnings_in(engine.log), ExitStack() as if_refused:
             with ranks.together():
-                checkpoint = if_refused.enter_context(self._opened(model_config, model))
+                moved = is_elsewhere(model, str(model_config.model))
+                checkpoint = if_refused.enter_context(self._opened(model_config, model, moved=moved))
                 needs = needs_of(model, checkpoint)
             if_refused.pop_all()
         return self._restored(checkpoint, needs)
@@ -111,8 +114,9 @@ class TensorferryLoader(engine.BaseModelLoader):
         )
         return replace(own.account(report), computed=tuple(load.computed), post_processed=())
 
-    def _opened(self, model_config: Any, model: nn.Module) -> Checkpoint:
-        return open_for(sources_of(model_config, model, self._weights(model_config)), self.config)
+    def _opened(self, model_config: Any, model: nn.Module, *, moved: bool = False) -> Checkpoint:
+        weights = None if moved else self._weights(model_config)
+        return open_for(sources_of(model_config, model, weights), self.config)
 
     def _weights(self, model_config: Any) -> str | None:
         return None if engine.is_drafted(model_config) else self.options.weights

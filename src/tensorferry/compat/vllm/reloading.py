@@ -21,28 +21,35 @@ from tensorferry.errors import PlanError, shown
 from tensorferry.execute.base import Counters
 from tensorferry.loaders.reading import OwnReading
 from tensorferry.modules.trace import Traced
-from tensorferry.numerics.torch_dtypes import torch_dtype
+from tensorferry.numerics.memory import zeros_of
 from tensorferry.problems import Problem, ProblemKind
 
-__all__ = ["Needs", "needs_of", "remember", "restored"]
+__all__ = ["Needs", "is_elsewhere", "needs_of", "remember", "remember_place", "restored"]
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
     """What a model took of a checkpoint. shapes: of the entries that it took something of. parts: of which it took
-    regions, with these; the others it took whole.
+    regions, with these; the others it took whole. useless: the entries that it took nothing of.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
     parts: Mapping[str, tuple[Region, ...]]
+    useless: frozenset[str]
 
 
 _needs: WeakKeyDictionary[nn.Module, Needs] = WeakKeyDictionary()
 """Of the models that were loaded in this process and are alive."""
 
+_places: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+"""Where vLLM said that their weights are, when they were loaded."""
+
 
 def remember(model: nn.Module, traced: Traced, catalogue: Catalogue) -> None:
-    """Keep what the plan of `model` took of `catalogue`. What is streamed counts as whole."""
+    """Keep what the plan of `model` took of `catalogue`. What is streamed counts as whole.
+
+    So does, when it is loaded again, what the loader took and overwrote: vLLM's reload may keep the first of its writes.
+    """
     regions: dict[str, dict[Region, None]] = defaultdict(dict)
     for source in (s for step in traced.plan.steps for s in step.sources):
         regions[source.entry.name][source.region] = None
@@ -52,7 +59,19 @@ def remember(model: nn.Module, traced: Traced, catalogue: Catalogue) -> None:
         return
     whole = set(traced.stream)
     parts = {name: tuple(found) for name, found in regions.items() if name not in whole}
-    _needs[model] = Needs({name: catalogue[name].shape for name in (*parts, *whole)}, parts)
+    shapes = {name: catalogue[name].shape for name in (*parts, *whole)}
+    useless = catalogue.keys() - shapes.keys() - {dropped.name for dropped in traced.plan.dropped}
+    _needs[model] = Needs(shapes, parts, frozenset(useless))
+
+
+def remember_place(model: nn.Module, place: str) -> None:
+    """Keep where vLLM said that the weights of `model` are."""
+    _places[model] = place
+
+
+def is_elsewhere(model: nn.Module, place: str) -> bool:
+    """Whether `model` was loaded when vLLM said that its weights were somewhere else than at `place`."""
+    return _places.get(model, place) != place
 
 
 def needs_of(model: nn.Module, checkpoint: Checkpoint) -> Needs | None:
@@ -93,9 +112,10 @@ def _misfit(catalogue: Catalogue, name: str, shape: tuple[int, ...]) -> Problem 
 
 
 def _is_whole(entry: TensorEntry, needs: Needs | None) -> bool:
-    if needs is None:
-        return True
-    return entry.name in needs.shapes and (entry.name not in needs.parts or entry.dtype.block != 1)
+    """Whether all of an entry is read: also of one that is new, as nobody knows what the loader takes of that."""
+    if needs is None or entry.name not in needs.parts:
+        return needs is None or entry.name not in needs.useless
+    return entry.dtype.block != 1 or entry.made is not None
 
 
 def _groups(entries: Sequence[TensorEntry], needs: Needs | None, bound: int) -> Iterator[list[TensorEntry]]:
@@ -115,7 +135,7 @@ def _groups(entries: Sequence[TensorEntry], needs: Needs | None, bound: int) -> 
 def _in_part(
     checkpoint: Checkpoint, group: Sequence[TensorEntry], needs: Needs, config: LoadConfig, options: ReadOptions
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    made = {e.name: torch.zeros(e.shape, dtype=torch_dtype(e.dtype), device="cpu") for e in group}
+    made = {e.name: zeros_of(e.dtype, e.shape) for e in group}
     steps = [Step(e.name, r, (Source(e, r),)) for e in group for r in needs.parts.get(e.name, ())]
     if steps:
         plan = Plan(tuple(steps), {e.name: TensorSpec(e.dtype, e.shape) for e in group})

@@ -200,10 +200,10 @@ class Exchange:
             first = next(self._first)
             mine.trays = range(first, min(first + _FOR_EACH, self._trays.count))
         with self._lock:
-            self._comes(lambda: self._first_empty(mine.trays) is not None or self._are_lost(mine.trays), stopped)
+            came = self._comes(lambda: self._first_empty(mine.trays) is not None or self._are_lost(mine.trays), stopped)
             empty = self._first_empty(mine.trays)
-            waits = empty is None and not stopped()
-            late = {rank for tray in mine.trays for rank in self._untaken[tray]} if waits else set()
+            ran_out = not came and empty is None and not stopped()
+            late = {rank for tray in mine.trays for rank in self._untaken[tray]} if ran_out else set()
         for rank in late - self._gone:
             self._lose(rank)
         return empty

@@ -107,6 +107,8 @@ def connected(door: Door, rank: int, addresses: Mapping[int, str], trays: Trays,
             said, theirs = _greeted(one, deadline)
             if said == other:
                 links[other] = Link(one, theirs)
+            else:
+                theirs.close()
     for other, one in waiting.items():
         if other not in links:
             one.close()

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -286,24 +286,31 @@ def test_a_neighbour_that_never_comes_is_done_without() -> None:
     assert counters.bytes_read == LAYERS * ROWS * WIDTH * 2
 
 
-@pytest.fixture
-def pair() -> Iterator[tuple[Exchange, Exchange, SharedRows]]:
-    """Two ranks that share eight rows of 4 bytes, a row to a unit, and have two trays, for one thread, each."""
-    rows, shared = Rows("f", 0, 32, 4), SharedRows(0, 4, {0: (0, 2), 1: (2, 4)})
-    doors, trays = [Door(), Door()], [Trays.made(2, 2) for _ in range(2)]
+@contextmanager
+def sharing(*needs: tuple[int, int]) -> Iterator[tuple[list[Exchange], SharedRows]]:
+    """Ranks that share rows of 4 bytes, a row to a unit, with what each needs; they have two trays, for one thread."""
+    size = len(needs)
+    rows, shared = Rows("f", 0, 32, 4), SharedRows(0, 4, dict(enumerate(needs)))
+    doors, trays = [Door() for _ in needs], [Trays.made(2, 4) for _ in needs]
     addresses = {rank: door.address for rank, door in enumerate(doors)}
 
     def link(rank: int) -> dict[int, Link]:
         others = {other: address for other, address in addresses.items() if other != rank}
         return connected(doors[rank], rank, others, trays[rank], 5.0)
 
-    links = together([lambda: link(0), lambda: link(1)])
+    links = together([lambda rank=rank: link(rank) for rank in range(size)])  # type: ignore[misc]
     for door in doors:
         door.close()
-    first, second = (Exchange(rank, {rows: shared}, trays[rank], links[rank]) for rank in range(2))
-    yield first, second, shared
-    first.close()
-    second.close()
+    exchanges = [Exchange(rank, {rows: shared}, trays[rank], links[rank]) for rank in range(size)]
+    yield exchanges, shared
+    for one in exchanges:
+        one.close()
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Exchange, Exchange, SharedRows]]:
+    with sharing((0, 2), (2, 4)) as ((first, second), shared):
+        yield first, second, shared
 
 
 def going_on() -> bool:
@@ -359,6 +366,21 @@ def test_a_rank_that_gives_another_one_up_does_not_wait_for_it_again(
         first.give(shared, 2 * n, torch.full((4,), n, dtype=torch.uint8), 0, going_on)
     monkeypatch.setattr(exchange, "_PATIENCE", 3600)
     first.give(shared, 6, torch.full((4,), 6, dtype=torch.uint8), 0, going_on)
+
+
+def test_a_rank_in_time_is_not_given_up_because_another_one_has_ended() -> None:
+    with sharing((0, 1), (1, 2), (2, 4)) as ((first, second, third), shared):
+        for n in (0, 3):
+            first.give(shared, n, torch.full((4,), n, dtype=torch.uint8), 0, going_on)
+        third.close()
+        first.give(shared, 6, torch.full((4,), 6, dtype=torch.uint8), 0, going_on)  # both trays wait for who has ended
+        for n in (0, 3):
+            with second.taken(shared, n, 0, 4, going_on) as there:
+                assert there is not None
+                assert set(there.tolist()) == {n}
+        with second.taken(shared, 6, 0, 4, going_on) as there:
+            assert there is None
+        assert first._gone == {2}
 
 
 def test_what_was_handed_on_can_be_taken_when_its_rank_has_ended(pair: tuple[Exchange, Exchange, SharedRows]) -> None:
