@@ -224,5 +224,6 @@ def _refuse_absent(path: str | os.PathLike[str]) -> None:
         kind = AccessDenied if isinstance(error, PermissionError) else LocateError
         raise kind(f"{where}: {error.strerror}") from None
     if not there:
-        hint = "; names on the Hub are for load_model and get_model_loader" if given.count("/") == 1 else ""
+        like_a_name = given.count("/") == 1
+        hint = "; names on the Hub are for load_model and get_model_loader, and convert, as text" if like_a_name else ""
         raise LocateError(f"{where}: there is no such file or folder{hint}")

@@ -23,8 +23,8 @@ def inspection(checkpoint: Checkpoint, names: str | None = None) -> dict[str, An
     """Return what `checkpoint` holds as plain data, whose keys stay as they are.
 
     Keys: source, format, selection, index (its path, or None), files (path, size), ignored (path, reason), metadata,
-    warnings, nbytes (of all values), storage (its kind), tensors. Of each tensor: name, dtype, shape, file, offset
-    (bytes from the start of the file), nbytes (of the values), strides (elements; None where they are row-major).
+    warnings, nbytes (of all values), storage_kind, tensors. Of each tensor: name, dtype, shape, file, offset (bytes
+    from the start of the file), nbytes (of the values), strides (elements; None where they are row-major).
     names: a pattern with ``*`` that the names of tensors must match.
     """
     selection = checkpoint.selection

@@ -78,8 +78,8 @@ def _make_streams_usable() -> None:
 def app() -> None:
     """Inspect, plan, load, run, convert and verify the weights of language models.
 
-    PATH is a folder that holds a checkpoint, a weight file, or a shard index; for plan and load, also a name on the
-    Hub, such as owner/model.
+    PATH is a folder that holds a checkpoint, a weight file, or a shard index; for plan, load and convert, also a name
+    on the Hub, such as owner/model.
     """
 
 

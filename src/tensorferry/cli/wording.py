@@ -13,6 +13,7 @@ _OPTIONS = {
     "links_to": "--links-to",
     "auto_class": "--auto-class",
     "max_shard_size": "--max-shard-size",
+    "encryption_keyfile": "--encryption-keyfile",
 }
 _PHRASES = {
     "pass trust_remote_code=True if": "load it from Python with trust_remote_code=True if",
@@ -21,6 +22,11 @@ _PHRASES = {
     "pass Strictness(unexpected='warn')": "pass --allow-unknown",
     "with names='keep'": "with --names keep",
     "with overwrite=True": "with --overwrite",
+    "Pass variant=": "Pass --variant ",
+    "Pass subfolder=": "Pass --subfolder ",
+    "names on the Hub are for load_model and get_model_loader, and convert, as text": (
+        "names on the Hub are for plan, load and convert"
+    ),
 }
 # A word of a sentence, not of a name or a path: those are quoted, or have dots and slashes around it.
 _WORD = re.compile(rf"(?<![\w./'\"-])({'|'.join(_OPTIONS)})(?![\w/'\"-]|\.\w)")

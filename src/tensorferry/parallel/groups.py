@@ -45,8 +45,9 @@ class Ranks:
     def _checked(self) -> dist.ProcessGroup | None:
         if not dist.is_available() or not dist.is_initialized():
             raise ConfigError(
-                f"a layer that is divided among {self.size} ranks can be run only where torch.distributed is "
-                "initialized, as under torchrun; loading and planning need none"
+                f"a layer that is divided among {self.size} ranks can be run only where "
+                "torch.distributed.init_process_group was called, in each process that torchrun starts; loading and "
+                "planning need none"
             )
         size, rank = dist.get_world_size(self._group), dist.get_rank(self._group)
         if (size, rank) != (self.size, self.rank):

@@ -60,6 +60,25 @@ def test_advice_is_given_in_options(run: CommandLine, tmp_path: Path) -> None:
     assert "no weights for --load-format 'pt'" in run("inspect", tmp_path, "--load-format", "pt").err
 
 
+def test_places_that_were_not_named_are_advised_in_options(run: CommandLine, tmp_path: Path) -> None:
+    write_safetensors(tmp_path / "nested" / "unet" / "model.safetensors", {"w": ar(2)})
+    assert "Pass --subfolder 'unet' to load from there." in run("inspect", tmp_path / "nested").err
+    write_safetensors(tmp_path / "half" / "model.fp16.safetensors", {"w": ar(2)})
+    assert "Pass --variant 'fp16' to load that variant." in run("inspect", tmp_path / "half").err
+
+
+def test_a_key_that_nothing_needs_is_called_by_its_option(run: CommandLine, tmp_path: Path) -> None:
+    write_safetensors(tmp_path / "model.safetensors", {"w": ar(2)})
+    ran = run("inspect", tmp_path, "--encryption-keyfile", tmp_path / "key")
+    assert (ran.status, "--encryption-keyfile was given" in ran.err) == (2, True)
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_names_on_the_hub_are_for_commands(run: CommandLine, command: str) -> None:
+    ran = run(command, "owner/llama")
+    assert ran.err.endswith("there is no such file or folder; names on the Hub are for plan, load and convert\n")
+
+
 @pytest.mark.transformers
 def test_another_class_can_be_asked_for(run: CommandLine, llama: Path) -> None:
     config(llama, "LlamaForCausalLM", "LlamaForTelepathy")

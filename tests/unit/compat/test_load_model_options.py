@@ -64,7 +64,7 @@ def test_what_can_be_no_name_is_never_asked_for(hub: HubServer, path: Any) -> No
 
 
 def test_opening_says_who_takes_names_on_the_hub() -> None:
-    with pytest.raises(LocateError, match="names on the Hub are for load_model and get_model_loader"):
+    with pytest.raises(LocateError, match="names on the Hub are for load_model and get_model_loader, and convert"):
         tensorferry.open_checkpoint(NAME)
 
 

@@ -142,7 +142,7 @@ def test_tp_04_a_row_parallel_bias_is_whole_and_added_once() -> None:
         assert layer.bias.tolist() == [10, 20]
     summands = [functional.linear(x[r : r + 1], layer.weight) for r, layer in enumerate(layers)]
     assert (sum(summands) + b).tolist() == [15, 20]
-    with pytest.raises(ConfigError, match=r"only where torch\.distributed is initialized"):
+    with pytest.raises(ConfigError, match=r"only where torch\.distributed\.init_process_group was called, in each"):
         layers[0](x[:1])
 
 
