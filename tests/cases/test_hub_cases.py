@@ -15,15 +15,17 @@ from types import SimpleNamespace
 
 import pytest
 
-huggingface_hub = pytest.importorskip("huggingface_hub")
+pytest.importorskip("huggingface_hub")
+
+import huggingface_hub
 
 from helpers.checkpoints import ar, write_index, write_safetensors
 from helpers.hubserver import TOKEN, HubServer, download_without_locks, hub_for_tests
 from helpers.reading import read_all
 from tensorferry.errors import AccessDenied, ConfigError, LocateError, ReadError, WriteError
 from tensorferry.formats.download import download, local_path
-from tensorferry.loaders import LoadConfig, Source
-from tensorferry.loaders.sources import locate
+from tensorferry.loaders import LoadConfig
+from tensorferry.loaders.sources import Source, locate
 
 NAME = "owner/model"
 INDEX = "model.safetensors.index.json"
@@ -159,9 +161,7 @@ def test_rem_04_a_forbidden_file_may_be_one_whose_address_has_expired(hub: HubSe
         download(NAME)
 
 
-def test_rem_05_a_disabled_repository_is_called_so(
-    hub: HubServer, repo: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rem_05_a_disabled_repository_is_called_so(hub: HubServer, repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.add(NAME, repo)
     response = SimpleNamespace(status_code=403, headers={}, request=None)
     disabled = huggingface_hub.errors.DisabledRepoError("off", response=response)
@@ -317,7 +317,9 @@ def test_rem_09_a_full_disk_says_where_and_what_it_lacks(
 ) -> None:
     hub.add(NAME, repo)
     fails(monkeypatch, "snapshot_download", OSError(errno.ENOSPC, "No space left on device"))
-    with pytest.raises(WriteError, match=rf"{NAME}: the cache .*: No space left on device \(\d+ B are needed, .* are free\)"):
+    with pytest.raises(
+        WriteError, match=rf"{NAME}: the cache .*: No space left on device \(\d+ B are needed, .* are free\)"
+    ):
         download(NAME)
 
 
@@ -340,12 +342,16 @@ def test_a_path_that_was_mistyped_is_said_to_be_taken_for_a_name(
     hub: HubServer, repo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.add(NAME, repo)
-    with pytest.raises(LocateError, match=r"nothing lies at 'owner/modle' here, so that it was taken for a name on the Hub"):
+    with pytest.raises(
+        LocateError, match=r"nothing lies at 'owner/modle' here, so that it was taken for a name on the Hub"
+    ):
         local_path("owner/modle")
     with pytest.raises(AccessDenied, match="nothing lies at 'owner/modle' here"):
         locate(Source("owner/modle"), LoadConfig(), "auto")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(ConfigError, match=r"'owner/modle' is nothing that lies here, .* pip install 'tensorferry\[hub\]'"):
+    with pytest.raises(
+        ConfigError, match=r"'owner/modle' is nothing that lies here, .* pip install 'tensorferry\[hub\]'"
+    ):
         local_path("owner/modle")
 
 

@@ -55,7 +55,9 @@ def _file_order(plan: Plan) -> dict[str, int]:
     for step in plan.steps:
         for source in step.sources:
             if source.entry.made is not None and not source.entry.chunks:
-                raise PlanError(f"{source.entry.name}: is made of other entries; a step over it is to be resolved first")
+                raise PlanError(
+                    f"{source.entry.name}: is made of other entries; a step over it is to be resolved first"
+                )
             for chunk in source.entry.chunks:
                 if chunk.span is None:
                     raise PlanError(

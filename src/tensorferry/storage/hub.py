@@ -280,7 +280,7 @@ class _Hub:
             )
         if status == 403:
             return AccessDenied(
-                f"{where}: forbidden (403), and no token was sent: set HF_TOKEN, or try again where it was being fetched"
+                f"{where}: forbidden (403), and no token was sent: set HF_TOKEN, or try again if files were coming"
             )
         if self._has_token:
             return AccessDenied(
@@ -341,8 +341,8 @@ def _library(name: str) -> Any:
         return import_module("huggingface_hub")
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"{shown(name)!r} is nothing that lies here, and names on the Hub are fetched by huggingface_hub, which is not"
-            " installed: pip install 'tensorferry[hub]'"
+            f"{shown(name)!r} is nothing that lies here, and names on the Hub are fetched by huggingface_hub, which is"
+            " not installed: pip install 'tensorferry[hub]'"
         ) from error
 
 

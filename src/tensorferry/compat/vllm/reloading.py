@@ -48,7 +48,7 @@ _places: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 def remember(model: nn.Module, traced: Traced, catalogue: Catalogue) -> None:
     """Keep what the plan of `model` took of `catalogue`. What is streamed counts as whole.
 
-    So does, when it is loaded again, what the loader took and overwrote: vLLM's reload may keep the first of its writes.
+    So does what the loader took and overwrote later: vLLM's reload may keep the first of its writes.
     """
     regions: dict[str, dict[Region, None]] = defaultdict(dict)
     for source in (s for step in traced.plan.steps for s in step.sources):
