@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from helpers.checkpoints import ar, write_safetensors
-from helpers.old_loaders import Loaded, load_both_ways
+from helpers.old_loaders import load_both_ways
 from tensorferry.formats.opening import open_files
 from tensorferry.loaders import LoadConfig, ModelConfig, get_model_loader
 from tensorferry.modules.trace import Traced, trace
@@ -54,7 +54,7 @@ def folder(tmp_path: Path) -> Path:
     return write_safetensors(tmp_path / "model.safetensors", tensors).parent
 
 
-def both(folder: Path, end: End, adds: bool = False) -> list[Loaded]:
+def both(folder: Path, end: End, adds: bool = False) -> list[Any]:
     """Trace on a twin on meta and on the model itself; values of parameters are right both ways."""
     found = [load_both_ways(lambda: Model(end, adds), folder, on_meta=on_meta) for on_meta in (True, False)]
     for loaded in found:
@@ -110,7 +110,7 @@ def test_a_part_that_takes_something_off_the_model_is_not_streamed_alone(
 
 
 def test_a_part_that_hangs_a_tensor_on_the_model_is_not_streamed_alone(folder: Path) -> None:
-    def end(model: Model, given: dict[str, torch.Tensor]) -> None:
+    def end(model: Any, given: dict[str, torch.Tensor]) -> None:
         model.thing = torch.tensor([1.0]) if "b" in given else given["norm"]
 
     for loaded in both(folder, end, adds=True):
@@ -120,7 +120,7 @@ def test_a_part_that_hangs_a_tensor_on_the_model_is_not_streamed_alone(folder: P
 
 @pytest.mark.parametrize("adds", [False, True])
 def test_another_value_for_a_part_does_no_harm(folder: Path, adds: bool) -> None:
-    def end(model: Model, given: dict[str, torch.Tensor]) -> None:
+    def end(model: Any, given: dict[str, torch.Tensor]) -> None:
         model.flag = "b" not in given
         model.spare += len(given)
 
@@ -131,7 +131,7 @@ def test_another_value_for_a_part_does_no_harm(folder: Path, adds: bool) -> None
 
 @pytest.mark.parametrize("adds", [False, True])
 def test_tensors_that_the_loader_makes_of_numbers_are_set_again(folder: Path, adds: bool) -> None:
-    def end(model: Model, given: dict[str, torch.Tensor]) -> None:
+    def end(model: Any, given: dict[str, torch.Tensor]) -> None:
         index = torch.tensor([1, 2])
         model.thing = index
         model.other = {"pairs": [(index + 1, "x")], "first": index}
@@ -144,7 +144,7 @@ def test_tensors_that_the_loader_makes_of_numbers_are_set_again(folder: Path, ad
 
 
 def test_numbers_that_belong_where_the_model_is_are_left_to_the_loader_if_that_is_not_known(folder: Path) -> None:
-    def end(model: Model, given: dict[str, torch.Tensor]) -> None:
+    def end(model: Any, given: dict[str, torch.Tensor]) -> None:
         model.thing = torch.tensor([1, 2], device=model.a.device)
 
     on_meta, itself = both(folder, end)
@@ -160,7 +160,7 @@ def test_numbers_that_belong_where_the_model_is_are_left_to_the_loader_if_that_i
 def test_values_of_the_checkpoint_are_found_wherever_they_lie(
     folder: Path, made: Callable[[torch.Tensor], Any]
 ) -> None:
-    def end(model: Model, given: dict[str, torch.Tensor]) -> None:
+    def end(model: Any, given: dict[str, torch.Tensor]) -> None:
         if "norm" in given:
             model.thing = made(given["norm"])
 
@@ -177,7 +177,7 @@ def test_values_of_the_checkpoint_are_found_wherever_they_lie(
 
 
 def test_a_tensor_without_values_is_left_to_the_loader(folder: Path) -> None:
-    def end(model: Model, given: dict[str, torch.Tensor]) -> None:
+    def end(model: Any, given: dict[str, torch.Tensor]) -> None:
         model.thing = torch.zeros(2, device=model.a.device)
 
     for loaded in both(folder, end):
@@ -186,7 +186,7 @@ def test_a_tensor_without_values_is_left_to_the_loader(folder: Path) -> None:
 
 
 def test_a_view_of_a_parameter_is_one_of_that_of_the_model(folder: Path) -> None:
-    def end(model: Model, given: dict[str, torch.Tensor]) -> None:
+    def end(model: Any, given: dict[str, torch.Tensor]) -> None:
         model.thing = model.norm.data[:2]
 
     for loaded in both(folder, end):
@@ -195,7 +195,7 @@ def test_a_view_of_a_parameter_is_one_of_that_of_the_model(folder: Path) -> None
 
 
 def test_modules_that_the_loader_makes_are_made_by_it(folder: Path) -> None:
-    def end(model: Model, given: dict[str, torch.Tensor]) -> None:
+    def end(model: Any, given: dict[str, torch.Tensor]) -> None:
         model.sub = nn.GELU()
         model.thing = [nn.GELU()]
 
@@ -211,7 +211,7 @@ def test_modules_that_the_loader_makes_are_made_by_it(folder: Path) -> None:
 def test_parameters_that_the_loader_ties_are_tied(tmp_path: Path) -> None:
     write_safetensors(tmp_path / "model.safetensors", {"a": ar(4, 6), "norm": ar(6)})
 
-    def end(model: Model, given: dict[str, torch.Tensor]) -> None:
+    def end(model: Any, given: dict[str, torch.Tensor]) -> None:
         model.b = model.a
 
     for loaded in both(tmp_path, end):
@@ -231,11 +231,11 @@ def test_what_the_loader_takes_off_need_not_be_filled_and_is_gone(
 
     def build(config: ModelConfig) -> nn.Module:
         with torch.device("meta" if on_meta else "cpu"):
-            model = Model(end, adds)
+            model: Any = Model(end, adds)
             model.head = nn.Linear(3, 3)
             model.head.count = 0
             model.bias = nn.Parameter(torch.empty(3))
-        return model
+        return model  # type: ignore[no-any-return]
 
     loader = get_model_loader(LoadConfig())
     model = loader.load_model(ModelConfig(str(folder)), build)
@@ -256,9 +256,9 @@ def test_what_hangs_on_the_model_by_another_name_has_to_be_filled(folder: Path) 
 
 
 def test_what_is_lost_is_told_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def end(model: Model, given: dict[str, torch.Tensor]) -> None:
+    def end(model: Any, given: dict[str, torch.Tensor]) -> None:
         model.thing = lambda: given
-        model.a.mark = 1  # type: ignore[attr-defined]
+        model.a.mark = 1
         model.seen.clear()
 
     model = Model(end, True)
