@@ -71,7 +71,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     owned: the memory of the model, which must stay alive. Operations on tensors that have nothing to do with the
     checkpoint run as they always do; results of those that have are on meta.
     unfollowed: why the run as a whole says nothing, None while it does. loose: memory that is neither the model's
-    nor made by the loader, and was written.
+    nor made by the loader, and was written. chose_device: whether numbers that the loader
+    wanted on meta were made on the CPU, so that nobody knows where they belong.
     """
 
     def __init__(self, owned: Mapping[int, Memory]) -> None:
@@ -79,6 +80,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.memory: dict[int, Memory] = dict(owned)
         self.unfollowed: str | None = None
         self.loose: list[Memory] = []
+        self.chose_device = False
         self._current: str | None = None
         self._made: set[int] = set()
         self._alive: list[torch.Tensor] = []
@@ -335,8 +337,16 @@ class Guard(TorchFunctionMode):
         if func is torch.Tensor.__getitem__:
             args = (args[0], _with_known_numbers(args[1]))
         if func in _MAKES_NUMBERS:
-            kwargs = _on_cpu(kwargs or {})
+            kwargs = self._on_cpu(kwargs or {})
         return func(*args, **(kwargs or {}))
+
+    def _on_cpu(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Let numbers that a loader makes for itself, to pick rows by, have values even where it builds on meta."""
+        device = kwargs.get("device")
+        if (torch.empty(0).device if device is None else torch.device(device)).type != "meta":
+            return kwargs
+        self.recorder.chose_device = True
+        return kwargs | {"device": "cpu"}
 
 
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
@@ -347,12 +357,6 @@ _HANDS_OUT_VALUES = {
 
 
 _MAKES_NUMBERS = {torch.arange, torch.tensor, torch.randperm, torch.linspace}
-
-
-def _on_cpu(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Let numbers that a loader makes for itself, to pick rows by, have values even where it builds on meta."""
-    device = torch.device(kwargs.get("device") or "meta")
-    return kwargs | {"device": "cpu"} if device.type == "meta" else kwargs
 
 
 def _with_known_numbers(index: Any) -> Any:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from copy import deepcopy
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from itertools import chain
@@ -15,35 +15,60 @@ from torch import nn
 
 from tensorferry.modules.describe import tensors_of, walked_once
 
-__all__ = ["Setting", "Snapshot", "attribute_tensors"]
+__all__ = ["Change", "IsFixed", "Setting", "Snapshot", "attribute_tensors", "held_in"]
 
 _SIMPLE = (bool, int, float, complex, str, bytes, Enum, torch.dtype, torch.Size)
 _PLAIN = frozenset({dict, list, set})
+_COPIED = _PLAIN | {tuple, frozenset}
 _DEEPEST = 20
 _OWN = frozenset(name for name, value in vars(nn.Module()).items() if type(value) in _PLAIN)
 """Where every module keeps its parts, hooks and the like."""
+_REGISTRIES = ("_parameters", "_buffers", "_modules")
+_NOTHING = object()
+
+IsFixed = Callable[[torch.Tensor], bool]
+"""Says whether a tensor has its values, and would have them in any other load."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value without tensors in it that was set as `attribute` of the module that is called `module` from the root.
+    """A value that was set as `attribute` of the module that is called `module` from the root.
 
-    is_same: whether it is a container that was there before, whose contents are others.
+    Tensors in it have the same values in every load; they are set as they are, and not copied. A value of None may take
+    the place of a module, a parameter or a buffer. is_same: whether it is a container that was there before, whose
+    contents are others. is_gone: whether the attribute was deleted.
     """
 
     module: str
     attribute: str
     value: Any
     is_same: bool = False
+    is_gone: bool = False
 
     def put_on(self, model: nn.Module) -> None:
         """Set the attribute of that module of `model`, or fill the container that is there; raises what that raises."""
         module = model.get_submodule(self.module)
         held = vars(module).get(self.attribute)
-        if self.is_same and type(held) is type(self.value):
-            _refill(held, self.value)
+        if self.is_gone:
+            with suppress(AttributeError):
+                delattr(module, self.attribute)
+        elif self.is_same and type(held) is type(self.value):
+            _refill(held, _copied(self.value))
         else:
             setattr(module, self.attribute, _copied(self.value))
+
+
+class Change(NamedTuple):
+    """An attribute, module, parameter or buffer that was set or deleted.
+
+    name: from the root. value: what is there now. after, before: what sets it as it is now, and as it was; None where
+    nothing can.
+    """
+
+    name: str
+    value: Any
+    after: Setting | None
+    before: Setting | None
 
 
 class _Saved(NamedTuple):
@@ -64,12 +89,20 @@ class _Saved(NamedTuple):
         """Whether nothing was set since; most modules are not written to, so this is asked before each attribute is."""
         return _is_equal(self.attributes, self.copy) and all(_is_equal(*pair) for pair in self.containers)
 
-    def differs(self, name: str) -> bool:
-        """Whether the attribute, which is there, is another object, or a container of others, than before."""
-        value = self.attributes[name]
-        if name not in self.copy or self.copy[name] is not value:
-            return True
-        return any(c is value and not _is_equal(c, items) for c, items in self.containers)
+    def changes(self, path: str, is_fixed: IsFixed) -> Iterator[Change]:
+        """Yield what was set or deleted since. path: the name of the module, with a dot."""
+        items = {id(container): contents for container, contents in self.containers}
+        before, now = _by_name(self.copy, items), _by_name(self.attributes, {})
+        for name in before | now:
+            was_in, old = before.get(name, ("", _NOTHING))
+            is_in, new = now.get(name, ("", _NOTHING))
+            is_same = old is new and was_in == is_in
+            if is_same:
+                old = items.get(id(new), new)
+                if old is new or _is_equal(new, old):
+                    continue
+            after = _setting(path[:-1], name, new, is_same, _never if is_in else is_fixed)
+            yield Change(path + name, new, after, _setting(path[:-1], name, old, is_same, _never))
 
     def restore(self) -> None:
         for container, items in self.containers:
@@ -88,22 +121,33 @@ class Snapshot:
     def __init__(self, model: nn.Module) -> None:
         self.modules = walked_once(model)
         self._saved = {module: _Saved.of(module) for _, module in self.modules}
-        self._beside = [_Saved.of(tensor) for tensor in tensors_of(model)]
+        self._beside = [(tensor, _Saved.of(tensor)) for tensor in tensors_of(model)]
 
     def restore(self) -> None:
         """Put every attribute back to the object that it was."""
-        for saved in (*self._saved.values(), *self._beside):
+        for saved in self._saved.values():
+            saved.restore()
+        for _, saved in self._beside:
             saved.restore()
 
-    def settings(self) -> tuple[Setting, ...]:
-        """Return the numbers, strings and the like, and plain containers of such, that modules have got since."""
-        return tuple(
-            Setting(path[:-1], name, _copied(value), saved.copy.get(name) is value)
-            for path, module in self.modules
-            if not (saved := self._saved[module]).is_same
-            for name, value in saved.attributes.items()
-            if name not in _OWN and saved.differs(name) and _is_simple(value)
-        )
+    def changes(self, modules: Iterable[tuple[str, nn.Module]], is_fixed: IsFixed) -> list[Change]:
+        """Return what modules have got or lost since, as far as they are among `modules`; inner ones come first."""
+        there = {module for _, module in modules}
+        return [
+            change
+            for path, module in reversed(self.modules)
+            if module in there and not (saved := self._saved[module]).is_same
+            for change in saved.changes(path, is_fixed)
+        ]
+
+    def changes_beside(self) -> list[tuple[torch.Tensor, str]]:
+        """Return the strided parameters and buffers that have got or lost an attribute since, with its name."""
+        return [
+            (tensor, change.name)
+            for tensor, saved in self._beside
+            if not saved.is_same and tensor.layout is torch.strided
+            for change in saved.changes("", _never)
+        ]
 
 
 def _is_equal(container: Any, items: Any) -> bool:
@@ -134,16 +178,58 @@ def attribute_tensors(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[tupl
                         yield prefix + (str(key) if registered else f"{attribute}[{key}]"), item
 
 
-def _is_simple(value: Any, depth: int = _DEEPEST) -> bool:
+def held_in(value: Any) -> Iterator[torch.Tensor | nn.Module]:
+    """Yield tensors and modules that lie in `value`: in nested containers, or as attributes of other objects there."""
+    for leaf in _leaves(value):
+        if isinstance(leaf, torch.Tensor | nn.Module):
+            yield leaf
+        elif isinstance(inner := getattr(leaf, "__dict__", None), dict):
+            yield from (item for item in _leaves(inner) if isinstance(item, torch.Tensor | nn.Module))
+
+
+def _by_name(attributes: Mapping[str, Any], items: Mapping[int, Any]) -> dict[str, tuple[str, Any]]:
+    """Return what hangs on a module, with where it is registered. items: what containers had, by id."""
+    found = {name: ("", value) for name, value in attributes.items() if name not in _OWN}
+    for registry in _REGISTRIES:
+        held = attributes.get(registry, {})
+        found |= {name: (registry, value) for name, value in items.get(id(held), held).items()}
+    return found
+
+
+def _setting(module: str, attribute: str, value: Any, is_same: bool, is_fixed: IsFixed) -> Setting | None:
+    if value is _NOTHING:
+        return Setting(module, attribute, None, is_gone=True)
+    return Setting(module, attribute, _copied(value), is_same) if _is_simple(value, is_fixed) else None
+
+
+def _never(tensor: torch.Tensor) -> bool:
+    return False
+
+
+def _is_simple(value: Any, is_fixed: IsFixed) -> bool:
     """Whether a value is such that a loader which had tensors with values would have set the same."""
-    if type(value) in (tuple, frozenset, list, set, dict):
-        inner = chain(value, value.values()) if isinstance(value, dict) else value
-        return depth > 0 and all(_is_simple(item, depth - 1) for item in inner)
-    return value is None or (isinstance(value, _SIMPLE) and value != "meta")  # what stand-ins say of their device
+    return all(
+        is_fixed(leaf)
+        if isinstance(leaf, torch.Tensor)
+        else leaf is None or (isinstance(leaf, _SIMPLE) and leaf != "meta")  # what stand-ins say of their device
+        for leaf in _leaves(value)
+    )
+
+
+def _leaves(value: Any, depth: int = _DEEPEST) -> Iterator[Any]:
+    """Yield what lies in nested containers, keys too; a container where they are nested too deep."""
+    if isinstance(value, tuple | frozenset | list | set | dict) and depth > 0:
+        for item in chain(value, value.values()) if isinstance(value, dict) else value:
+            yield from _leaves(item, depth - 1)
+    else:
+        yield value
 
 
 def _copied(value: Any) -> Any:
-    return deepcopy(value) if type(value) in _PLAIN else value
+    """Return plain containers anew, with the same things in them."""
+    if type(value) is dict:
+        return {key: _copied(item) for key, item in value.items()}
+    return type(value)(map(_copied, value)) if type(value) in _COPIED else value
 
 
 def _refill(container: Any, items: Any) -> None:

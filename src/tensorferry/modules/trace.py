@@ -7,7 +7,7 @@ afterwards by `stream_opaque`. Reading and writing values happens elsewhere.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -27,9 +27,10 @@ from tensorferry.core.target import Target, TargetTensor
 from tensorferry.core.transforms import TensorSpec
 from tensorferry.errors import ConfigError, FinalizeError, shown
 from tensorferry.modules.contents import Contents, Patch
-from tensorferry.modules.describe import describe, places, seen_as_plain, walked_once
-from tensorferry.modules.recorder import CannotFollow, Guard, Memory, Recorder, geometry, key_of, memory_like
-from tensorferry.modules.snapshot import Setting, Snapshot, attribute_tensors
+from tensorferry.modules.describe import describe, places, seen_as_plain
+from tensorferry.modules.recorder import Memory, geometry, key_of
+from tensorferry.modules.snapshot import Setting
+from tensorferry.modules.traced_run import LoadWeights, Run, harm, run_loader, undone
 from tensorferry.modules.traced_steps import fill_steps, steps_of
 from tensorferry.modules.views import Copy, TooScattered
 from tensorferry.numerics.torch_dtypes import dtype_of
@@ -38,9 +39,7 @@ from tensorferry.problems import Problem, ProblemKind
 __all__ = ["LoadWeights", "Traced", "all_streamed", "ignored_by_loader", "stream_opaque", "trace"]
 
 _log = logging.getLogger(__name__)
-
-LoadWeights = Callable[[Iterable[tuple[str, torch.Tensor]]], Any]
-"""What a model's own loader looks like; what it returns, if anything, is the names that it filled."""
+_LOST = "%s: what the model's loader sets there is not followed, and may be lacking, but not with own_loader='stream'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +51,9 @@ class Traced:
     that, in storage order. loaded: what it returned, None where that were no names. fallback: why nothing could be
     traced, so that the whole checkpoint is streamed and its completeness is not proven; None where it could.
     failed: whether that is an error of the loader's own, which it would most likely raise with values, too. failed_at:
-    the entry that it had then, if any. settings: what the loader set on modules besides tensors, such as flags for
-    what it has found; `stream_opaque` sets them on the model, which tracing leaves as it was.
+    the entry that it had then, if any. settings: what the loader set on modules, such as flags for what it has found,
+    and values from before for those that it sets only when it gets a part; `stream_opaque` sets them on the model,
+    which tracing leaves as it was.
     """
 
     plan: Plan
@@ -96,22 +96,27 @@ def trace(
     loader = _loader_of(model, load_weights)
     entries = [e for e in catalogue.values() if names is None or e.name in names]
     target = describe(model) if target is None else target
-    run = _run(model, loader, entries)
+    run = run_loader(model, loader, entries)
     _log.debug("traced %d entries through %s", len(entries), type(model).__name__)
     if run.unfollowed is not None:
         return _everything_streamed(target, entries, run, run.unfollowed)
     account = _Account(target, strict or Strictness(), entries)
     with seen_as_plain():
         for name, tensor in _owned(model, target):
-            if name not in run.kept:
+            if name not in run.kept and not run.takes_off(tensor):
                 account.settle(target[name], tensor, run.memory[key_of(tensor)])
     account.add_opaque_leftovers(run)
     stream = [e for e in entries if e.name in account.stream]
+    settings = run.settings
     if account.opaque and len(stream) < len(entries):
-        harm = _harm(run, _run(model, loader, stream))
-        if harm is not None:
-            return _everything_streamed(target, entries, run, harm)
-    return Traced(account.plan(run), account.opaque, tuple(e.name for e in stream), run.loaded, settings=run.settings)
+        part = run_loader(model, loader, stream)
+        why = harm(run, part)
+        if why is not None:
+            return _everything_streamed(target, entries, run, why)
+        settings += undone(run, part)
+    for name in run.lost:
+        _log.warning(_LOST, name)
+    return Traced(account.plan(run), account.opaque, tuple(e.name for e in stream), run.loaded, settings=settings)
 
 
 def stream_opaque(
@@ -162,91 +167,12 @@ def _streamed(
     return result
 
 
-@dataclass(slots=True)
-class _Run:
-    """What one run of the loader showed."""
-
-    memory: Mapping[int, Memory]
-    loose: Sequence[Memory]
-    kept: Mapping[str, frozenset[str]]
-    unfollowed: str | None
-    loaded: frozenset[str] | None
-    failed: bool = False
-    failed_at: str | None = None
-    settings: tuple[Setting, ...] = ()
-
-
 def _loader_of(model: nn.Module, given: LoadWeights | None) -> LoadWeights:
     found = given or getattr(model, "load_weights", None)
     if not callable(found):
         raise ConfigError(f"{type(model).__name__} has no load_weights(iterable) that could be traced: pass one")
     loader: LoadWeights = found
     return loader
-
-
-def _run(model: nn.Module, loader: LoadWeights, entries: Sequence[TensorEntry]) -> _Run:
-    """Run `loader` on stand-ins of `entries`, and leave the model as it was."""
-    saved = Snapshot(model)
-    memory = _memory_of(saved.modules)
-    recorder = Recorder(memory)
-    try:
-        result = _under_watch(loader, recorder, entries)
-        kept = _kept(model, memory, recorder)
-        settings = saved.settings()
-    finally:
-        saved.restore()
-    failed = isinstance(result, _Failed)
-    at = recorder.current if failed else None
-    return _Run(memory, recorder.loose, kept, recorder.unfollowed, _names(result), failed, at, settings)
-
-
-def _kept(model: nn.Module, memory: Mapping[int, Memory], recorder: Recorder) -> dict[str, frozenset[str]]:
-    """Return the tensors that the loader has hung on `model`, with the entries that they come from."""
-    with seen_as_plain():
-        return {
-            name: recorder.taint(t)
-            for name, t in attribute_tensors(walked_once(model))
-            if key_of(t) not in memory and (recorder.touched(t) or recorder.taint(t))
-        }
-
-
-class _Failed:
-    """What a loader returns that raises an error of its own."""
-
-
-def _names(result: Any) -> frozenset[str] | None:
-    if isinstance(result, set | frozenset | list | tuple | dict) and all(isinstance(n, str) for n in result):
-        return frozenset(result)
-    return None
-
-
-def _under_watch(loader: LoadWeights, recorder: Recorder, entries: Sequence[TensorEntry]) -> Any:
-    try:
-        offered = recorder.offer(entries)
-        with torch.no_grad(), recorder, Guard(recorder):
-            result = loader(offered)
-            return set(result) if isinstance(result, Iterator) else result
-    except CannotFollow:
-        return None
-    except Exception as error:  # noqa: BLE001 a loader may fail on meta in any way; with values it may not
-        if recorder.unfollowed is not None:
-            return None
-        at = "" if recorder.current is None else f" at entry {shown(recorder.current)}"
-        recorder.unfollowed = f"fails without values{at}: {type(error).__name__}: {shown(str(error))}"
-        return _Failed()
-
-
-def _memory_of(modules: Iterable[tuple[str, nn.Module]]) -> dict[int, Memory]:
-    """Return the memory of every tensor that hangs on one of the modules."""
-    found: dict[int, Memory] = {}
-    with seen_as_plain():
-        for name, tensor in attribute_tensors(modules):
-            key = key_of(tensor)
-            memory = found.get(key)
-            if memory is None:
-                memory = found[key] = memory_like(tensor)
-            memory.labels = (*memory.labels, name)
-    return found
 
 
 def _owned(model: nn.Module, target: Target) -> Iterator[tuple[str, torch.Tensor]]:
@@ -318,17 +244,19 @@ class _Account:
             if (lossy := changed_kind(entry.name, entry.dtype, wanted.dtype, self.strict)) is not None:
                 self.problems.append(lossy)
 
-    def add_opaque_leftovers(self, run: _Run) -> None:
+    def add_opaque_leftovers(self, run: Run) -> None:
         """Name what the loader filled beside parameters and persistent buffers; no plan can do that."""
         for memory in (*run.memory.values(), *run.loose):
             if memory.contents.touched and not any(label in self.target for label in memory.labels):
                 self.opaque[memory.labels[0]] = memory.opaque or "is no parameter, and filled by the loader"
                 self._stream(memory)
+        others = {c.name for c in run.changes if not isinstance(c.value, torch.Tensor)}
         for name, taint in run.kept.items():
-            self.opaque[name] = "is set by the loader to a tensor of its own"
+            what = "what no plan can make" if name in others else "a tensor of its own"
+            self.opaque[name] = f"is set by the loader to {what}"
             self.stream |= taint
 
-    def plan(self, run: _Run) -> Plan:
+    def plan(self, run: Run) -> Plan:
         """Return the plan of all that was settled."""
         self.steps.sort(key=lambda s: self.order[s.sources[0].entry.name] if s.sources else -1)
         used = {s.entry.name for step in self.steps for s in step.sources} | self.stream
@@ -367,7 +295,7 @@ def _described(target: Target) -> tuple[Mapping[str, TensorSpec], Mapping[str, s
     return owned, {t.name: t.alias_of for t in target.values() if t.alias_of is not None}
 
 
-def _everything_streamed(target: Target, entries: Sequence[TensorEntry], run: _Run, why: str) -> Traced:
+def _everything_streamed(target: Target, entries: Sequence[TensorEntry], run: Run, why: str) -> Traced:
     """Return the account of a load that is left to the model's loader altogether."""
     streamed = all_streamed(
         target, [e.name for e in entries], f"everything is streamed, because the model's loader {why}"
@@ -379,30 +307,3 @@ def all_streamed(target: Target, entries: Iterable[str], reason: str) -> Traced:
     """Return the account of a load in which all `entries` are streamed, and every parameter is opaque for `reason`."""
     parameters, aliases = _described(target)
     return Traced(Plan((), parameters, aliases), dict.fromkeys(parameters, reason), tuple(entries))
-
-
-def _harm(whole: _Run, part: _Run) -> str | None:
-    """Say what differs when only the entries for opaque parameters are streamed, after the plan; None if nothing."""
-    if part.unfollowed is not None:
-        return f"cannot load a part of the checkpoint: it {part.unfollowed}"
-    if part.kept != whole.kept or len(part.loose) != len(whole.loose):
-        return "does something else when it gets only a part of the checkpoint"
-    for key, memory in whole.memory.items():
-        again = part.memory[key]
-        is_opaque = memory.opaque or memory.contents.lost
-        if again.log != memory.log if is_opaque else not _harmless(memory, again):
-            return f"treats {memory.labels[0]} otherwise when it gets only a part of the checkpoint"
-    return None
-
-
-def _harmless(planned: Memory, again: Memory) -> bool:
-    """Whether writing `again` over what the plan leaves changes nothing."""
-    if again.opaque or again.contents.lost:
-        return False
-    before, after = _keys(planned.contents), _keys(again.contents)
-    return after <= before and (again.contents.base is None or after == before)
-
-
-def _keys(contents: Contents) -> set[tuple[object, ...]]:
-    base = [] if contents.base is None else [(contents.base,)]
-    return {(p.copy, p.entry and p.entry.name, p.fill, p.rounded) for p in contents.patches} | set(base)

@@ -108,7 +108,7 @@ def shared_with_served(model: nn.Module, model_config: Any, settings: Iterable[S
         return {}
     is_one_stage = config.parallel_config.pipeline_parallel_size == 1
     is_as_wide = config.model_config.get_hidden_size() == model_config.get_hidden_size()
-    flags = {s.attribute: s.value for s in settings if not s.module}
+    flags = {s.attribute: s.value for s in settings if not (s.module or s.is_gone)}
 
     def has_own(layer: str) -> bool:
         flag = f"has_own_{layer}"
