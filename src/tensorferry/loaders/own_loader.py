@@ -5,7 +5,7 @@ Whatever is streamed is watched, so that what the loader leaves out is found, wh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -72,6 +72,9 @@ class SelfLoad:
     """A load through the model's own loader: what is planned, and, as an `Executor`, what is streamed after it.
 
     With something to stream, modules are post-processed only when everything is there.
+
+    may_lack: tells, when all has been streamed, whether a tensor of which just that share was written is complete.
+    lacking: those of which it said so.
     """
 
     model: nn.Module
@@ -79,6 +82,8 @@ class SelfLoad:
     traced: Traced
     reading: Reading
     strict: Strictness
+    may_lack: Callable[[str, Share], bool] = lambda name, share: False
+    lacking: dict[str, Share] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     streamed: Counters = field(default_factory=Counters)
@@ -168,7 +173,9 @@ class SelfLoad:
 
     def _note_missing(self, opaque: Sequence[str], written: Mapping[str, Share], claimed: set[str]) -> None:
         short = [n for n in opaque if n in written and written[n].written < written[n].total]
-        self.problems += _with_near([self._missing(n, written[n], n in claimed) for n in short], self.problems)
+        self.lacking = {n: written[n] for n in short if self.may_lack(n, written[n])}
+        missing = [self._missing(n, written[n], n in claimed) for n in short if n not in self.lacking]
+        self.problems += _with_near(missing, self.problems)
 
     def _missing(self, name: str, share: Share, is_claimed: bool) -> Problem:
         if share.written:
@@ -188,7 +195,8 @@ class SelfLoad:
             head = f"the model's load_weights and the checkpoint do not fit: {count}, found after loading"
             raise PlanError("\n".join([head, *lines]), fatal)
         given = parameters.given_memory if isinstance(parameters, Materialized) else set()
-        empty = [p.subject for p in self.problems if p.kind is ProblemKind.MISSING and p.subject in given]
+        missing = (p.subject for p in self.problems if p.kind is ProblemKind.MISSING)
+        empty = [name for name in (*missing, *self.lacking) if name in given]
         if empty:
             raise FinalizeError(
                 f"nothing filled {few(empty, 8)}, which had no memory before: build the model on a real device, "

@@ -109,7 +109,8 @@ class TensorferryLoader(engine.BaseModelLoader):
         report = api.run(
             model, own.prepared, executor=own.executor, progress=self._progress, watch=watch, schedule=load.schedule
         )
-        return replace(own.account(report), computed=tuple(load.computed), post_processed=())
+        left = (name for name, share in own.lacking.items() if not share.written)
+        return replace(own.account(report), computed=(*load.computed, *left), post_processed=())
 
     def _opened(self, model_config: Any, model: nn.Module) -> Checkpoint:
         return open_for(sources_of(model_config, model, self._weights(model_config)), self.config)
