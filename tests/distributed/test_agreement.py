@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
+from torch import nn
 
 from helpers.ranks import Fault, Ranks
 from helpers.tiny_transformers import saved
 from tensorferry import ConfigError, ParallelConfig, PlanError, ReadError, UnknownFormat, load_model
+from tensorferry.compat.transformers import loading
 from tensorferry.parallel import Agreement
 from tensorferry.parallel import Ranks as Sharing
 from tensorferry.storage.local import LocalStorage
@@ -240,6 +243,31 @@ def test_a_rank_that_is_killed_is_missed_by_all(when: str, in_a_grid: bool) -> N
         found = ranks.tried(is_killed, when, in_a_grid, timeout=60)
     assert [fault.kind for fault in found] == ["ReadError"] * 3 + ["Ended"]
     assert all(f"rank {rank} of 4 has lost another rank" in found[rank].words for rank in range(3))
+
+
+def load_what_cannot_be_written(rank: int, size: int, folder: Path) -> None:
+    """Have rank 1 build a model of which one parameter is a single value."""
+    build = loading.build_model
+
+    def built(*args: Any, **kwargs: Any) -> Any:
+        model, notes = build(*args, **kwargs)
+        if rank == 1:
+            single = torch.zeros(1).expand(model.get_parameter("model.norm.weight").shape)
+            model.get_submodule("model.norm").weight = nn.Parameter(single)
+        return model, notes
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "build_model", built)
+        load_from(rank, size, [folder] * size)
+
+
+def test_a_parameter_that_one_rank_cannot_write_stops_all_before_anything_is_touched(
+    two_ranks: Ranks, tmp_path: Path
+) -> None:
+    fault = same(two_ranks.tried(load_what_cannot_be_written, saved("Llama", tmp_path)))
+    assert fault.kind == "PlanError"
+    assert fault.words.startswith("rank 1 of 2: model.norm.weight has shape")
+    assert not fault.touched
 
 
 def load_onto(rank: int, size: int, folder: Path, devices: list[str]) -> None:

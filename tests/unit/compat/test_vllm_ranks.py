@@ -58,6 +58,45 @@ def test_a_rank_whose_checkpoint_lacks_a_tensor_stops_all_before_anything_is_tou
     assert found[0][2:] == ["False", "True"]
 
 
+def share_norm_once_planned() -> None:
+    """Let one parameter become a single value when the plan is made; one that is so before is streamed."""
+    from tensorferry.compat.vllm import loader
+
+    planned = loader.planned
+
+    def planned_and_shared(model: nn.Module, *args: Any) -> Any:
+        load = planned(model, *args)
+        single = torch.full((1,), 77.0).expand(model.get_parameter("norm.weight").shape)
+        model.get_submodule("norm").weight = nn.Parameter(single)
+        return load
+
+    vars(loader)["planned"] = planned_and_shared
+
+
+def load_what_cannot_be_written(rank: int, size: int, folder: Path) -> list[Any]:
+    import torch.distributed as dist
+
+    with installed() as vllm:
+        vllm.share(size, rank, dist.group.WORLD)
+        model = poisoned(NanoModel(size, rank))
+        if rank == 1:
+            share_norm_once_planned()
+        try:
+            load(vllm, folder, model)
+        except PlanError as error:
+            return [str(error), error.touched, is_untouched(model)]
+        return ["filled"]
+
+
+def test_a_parameter_that_one_rank_cannot_write_stops_all_before_anything_is_touched(
+    two_ranks: Ranks, folder: Path
+) -> None:
+    found = two_ranks.run(load_what_cannot_be_written, folder)
+    assert found[0] == found[1]
+    assert found[0][0].startswith("rank 1 of 2: norm.weight has shape")
+    assert found[0][1:] == [False, True]
+
+
 class Expert(nn.Module):
     """Takes what is called like its rank."""
 

@@ -139,7 +139,7 @@ def refuse_misfit(load: Planned, uses: Sequence[bytes]) -> None:
     problems = tuple(p for p, needed in zip(prepared.plan.problems, is_needed, strict=True) if not needed)
     plan = replace(prepared.plan, problems=problems, dropped=(*prepared.plan.dropped, *dropped))
     load.own.prepared = replace(prepared, plan=plan)
-    api.refuse_misfit(load.own.prepared)
+    api.refuse_misfit(load.own.prepared, load.own.model)
 
 
 def _digest(names: Iterable[str]) -> bytes:
