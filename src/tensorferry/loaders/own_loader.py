@@ -36,7 +36,7 @@ from tensorferry.report import Report
 from tensorferry.storage.base import Storage
 from tensorferry.timing import timed
 
-__all__ = ["SelfLoad", "brings_own_loader", "prepare_own"]
+__all__ = ["SelfLoad", "brings_own_loader", "prepare_own", "told"]
 
 _HINTED = 20
 """Missing names that similar ones are looked up for; that takes a while each."""
@@ -73,8 +73,8 @@ class SelfLoad:
 
     With something to stream, modules are post-processed only when everything is there.
 
-    may_lack: tells, when all has been streamed, whether a tensor of which just that share was written is complete.
-    lacking: those of which it said so.
+    watch: called often where there is something to stream; what it raises ends the load. may_lack: tells, when all has
+    been streamed, whether a tensor is complete of which just that share was written. lacking: what it said that of.
     """
 
     model: nn.Module
@@ -82,6 +82,7 @@ class SelfLoad:
     traced: Traced
     reading: Reading
     strict: Strictness
+    watch: Callable[[], None] = lambda: None
     may_lack: Callable[[str, Share], bool] = lambda name, share: False
     lacking: dict[str, Share] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
@@ -108,7 +109,9 @@ class SelfLoad:
             return self._planned(schedule, storage, parameters, on_ready or (lambda name: None), progress)
         counters = Counters()
         if schedule.batches:
-            counters = self.reading.executor.run(schedule, storage, parameters, progress=progress)
+            counters = self.reading.executor.run(
+                schedule, storage, parameters, on_ready=lambda name: self.watch(), progress=progress
+            )
         opaque = [name for name in self.traced.opaque if name in parameters]
         for name in opaque:
             parameters[name]
@@ -159,7 +162,7 @@ class SelfLoad:
         progress.start(self.bytes_streamed, "streamed weights")
         try:
             with closing(self.reading.stream(storage, entries, self.streamed)) as tensors, watch:
-                claimed = stream_opaque(self.model, self.traced, watch.offer(_told(tensors, progress)))
+                claimed = stream_opaque(self.model, self.traced, watch.offer(told(tensors, progress, self.watch)))
         finally:
             progress.finish()
         if not self.traced.plan.steps:
@@ -212,8 +215,12 @@ def _with_near(problems: Sequence[Problem], unexpected: Sequence[Problem]) -> li
     return [replace(p, near=near.get(p.subject, p.near)) for p in problems]
 
 
-def _told(tensors: Iterator[tuple[str, torch.Tensor]], progress: Progress) -> Iterator[tuple[str, torch.Tensor]]:
+def told(
+    tensors: Iterable[tuple[str, torch.Tensor]], progress: Progress, watch: Callable[[], None]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield `tensors` on; `watch` is called before each of them, and `progress` told of it afterwards."""
     for name, tensor in tensors:
+        watch()
         yield name, tensor
         progress.advance(tensor.nbytes)
 
