@@ -18,10 +18,11 @@ from tensorferry.core.target import Target
 from tensorferry.core.unused import unused_patterns, unused_rules
 from tensorferry.core.wrappers import stripping_told, unwrapping
 from tensorferry.errors import PlanError, shown
+from tensorferry.execute.placing import refuse_unwritable
 from tensorferry.formats.merge import same_values
 from tensorferry.formats.quantized_parts import QUANTIZED_BY
 from tensorferry.modules.adapters import Adapted, Derive, adapt
-from tensorferry.modules.describe import describe
+from tensorferry.modules.describe import describe, places
 from tensorferry.modules.finalize import derive_buffers
 from tensorferry.modules.tie import settle_ties
 from tensorferry.problems import Problem
@@ -133,8 +134,12 @@ def _guessed_rules(checkpoint: Checkpoint, target: Target) -> tuple[RuleSet, lis
     return found[0], [stripping_told(found[1])]
 
 
-def refuse_misfit(prepared: Prepared) -> None:
-    """Raise PlanError with every problem that stops the load, naming the checkpoint."""
+def refuse_misfit(prepared: Prepared, model: nn.Module | None = None) -> None:
+    """Raise PlanError with every problem that stops the load, naming the checkpoint.
+
+    model: as it will be when the load begins, to refuse a parameter that cannot be written to, too; for ranks, which
+    have to know that before one of them writes.
+    """
     try:
         prepared.plan.raise_for_problems()
     except PlanError as error:
@@ -143,3 +148,5 @@ def refuse_misfit(prepared: Prepared) -> None:
         told = [note for note in checkpoint.catalogue.notes if note.startswith(QUANTIZED_BY)]
         hints = "".join(f"\n  {hint}" for hint in (prepared.hint, *told) if hint)
         raise PlanError(f"{shown(checkpoint.uri, 300)}: {empty}{error}{hints}", error.problems) from None
+    if model is not None:
+        refuse_unwritable(prepared.plan, {place.name: place.tensor for place in places(model)})

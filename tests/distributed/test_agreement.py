@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
+from torch import nn
 
 from helpers.ranks import Fault, Ranks
 from helpers.tiny_transformers import saved
 from tensorferry import ConfigError, ParallelConfig, PlanError, ReadError, UnknownFormat, load_model
+from tensorferry.compat.transformers import loading
 from tensorferry.parallel import Agreement
 from tensorferry.parallel import Ranks as Sharing
 from tensorferry.storage.local import LocalStorage
@@ -121,6 +124,37 @@ def test_a_failure_in_one_group_is_none_of_another_s(four_ranks: Ranks) -> None:
     assert found[2:] == ["went on", "went on"]
 
 
+def grid(rank: int) -> list[Any]:
+    """Return the groups of two rows and two columns that a rank of four is in."""
+    columns = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    return [pairs()[rank // 2], columns[rank % 2]]
+
+
+def tell_in_a_grid(rank: int, size: int) -> list[str]:
+    agreement = Agreement(Sharing(size, rank), grid(rank))
+    with agreement.together():
+        pass
+    return agreement.exchanged(f"{rank}" * 100 * rank)
+
+
+def test_what_is_told_goes_along_rows_and_columns(four_ranks: Ranks) -> None:
+    assert four_ranks.run(tell_in_a_grid) == [[f"{rank}" * 100 * rank for rank in range(4)]] * 4
+
+
+def fail_in_a_grid(rank: int, size: int) -> None:
+    agreement = Agreement(Sharing(size, rank), grid(rank))
+    with agreement.together():
+        if rank == 3:
+            raise PlanError("nothing fits")
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            agreement.watch()
+
+
+def test_a_failure_stops_ranks_that_share_no_group_with_it(four_ranks: Ranks) -> None:
+    assert same(four_ranks.tried(fail_in_a_grid, timeout=30))[:2] == ("PlanError", "rank 3 of 4: nothing fits")
+
+
 def agree_without_a_group(rank: int, size: int) -> str:
     return agree(rank % 2, 2)
 
@@ -190,9 +224,9 @@ def test_errors_of_other_classes_come_as_the_nearest_of_ours(two_ranks: Ranks) -
     assert faults[0].touched
 
 
-def is_killed(rank: int, size: int, when: str) -> None:
+def is_killed(rank: int, size: int, when: str, in_a_grid: bool) -> None:
     """Let the last rank be killed before or after it has met the others."""
-    agreement = Agreement(Sharing(size, rank))
+    agreement = Agreement(Sharing(size, rank), grid(rank) if in_a_grid else None)
     if when == "after":
         with agreement.together():
             pass
@@ -201,13 +235,39 @@ def is_killed(rank: int, size: int, when: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.parametrize("in_a_grid", [False, True])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_rank_that_is_killed_is_missed_by_all(when: str) -> None:
-    """In a ring of four, only two are connected to the one that is lost."""
+def test_a_rank_that_is_killed_is_missed_by_all(when: str, in_a_grid: bool) -> None:
+    """In a ring of four, only two are connected to the one that is lost; in a grid, one is in no group with it."""
     with closing(Ranks(4)) as ranks:
-        found = ranks.tried(is_killed, when, timeout=60)
+        found = ranks.tried(is_killed, when, in_a_grid, timeout=60)
     assert [fault.kind for fault in found] == ["ReadError"] * 3 + ["Ended"]
     assert all(f"rank {rank} of 4 has lost another rank" in found[rank].words for rank in range(3))
+
+
+def load_what_cannot_be_written(rank: int, size: int, folder: Path) -> None:
+    """Have rank 1 build a model of which one parameter is a single value."""
+    build = loading.build_model
+
+    def built(*args: Any, **kwargs: Any) -> Any:
+        model, notes = build(*args, **kwargs)
+        if rank == 1:
+            single = torch.zeros(1).expand(model.get_parameter("model.norm.weight").shape)
+            model.get_submodule("model.norm").weight = nn.Parameter(single)
+        return model, notes
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "build_model", built)
+        load_from(rank, size, [folder] * size)
+
+
+def test_a_parameter_that_one_rank_cannot_write_stops_all_before_anything_is_touched(
+    two_ranks: Ranks, tmp_path: Path
+) -> None:
+    fault = same(two_ranks.tried(load_what_cannot_be_written, saved("Llama", tmp_path)))
+    assert fault.kind == "PlanError"
+    assert fault.words.startswith("rank 1 of 2: model.norm.weight has shape")
+    assert not fault.touched
 
 
 def load_onto(rank: int, size: int, folder: Path, devices: list[str]) -> None:

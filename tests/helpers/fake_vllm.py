@@ -86,7 +86,7 @@ class FakeVllm:
         yield "vllm.config", {"get_current_vllm_config_or_none": lambda: self.config}
         yield "vllm.logger", {"init_logger": logging.getLogger}
         yield "vllm.distributed", {}
-        names = ("world", "tp", "inner_dp_world")
+        names = ("world", "tp", "pcp", "pp", "inner_dp_world")
         state = {f"get_{n}_group": (lambda name=n: self._group(name)) for n in names}
         yield "vllm.distributed.parallel_state", state
         yield "vllm.model_executor.model_loader", {"register_model_loader": self._register}

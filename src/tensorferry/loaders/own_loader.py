@@ -5,7 +5,7 @@ Whatever is streamed is watched, so that what the loader leaves out is found, wh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -36,7 +36,7 @@ from tensorferry.report import Report
 from tensorferry.storage.base import Storage
 from tensorferry.timing import timed
 
-__all__ = ["SelfLoad", "brings_own_loader", "prepare_own"]
+__all__ = ["SelfLoad", "brings_own_loader", "prepare_own", "told"]
 
 _HINTED = 20
 """Missing names that similar ones are looked up for; that takes a while each."""
@@ -72,6 +72,9 @@ class SelfLoad:
     """A load through the model's own loader: what is planned, and, as an `Executor`, what is streamed after it.
 
     With something to stream, modules are post-processed only when everything is there.
+
+    watch: called often where there is something to stream; what it raises ends the load. may_lack: tells, when all has
+    been streamed, whether a tensor is complete of which just that share was written. lacking: what it said that of.
     """
 
     model: nn.Module
@@ -79,6 +82,9 @@ class SelfLoad:
     traced: Traced
     reading: Reading
     strict: Strictness
+    watch: Callable[[], None] = lambda: None
+    may_lack: Callable[[str, Share], bool] = lambda name, share: False
+    lacking: dict[str, Share] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     streamed: Counters = field(default_factory=Counters)
@@ -103,7 +109,9 @@ class SelfLoad:
             return self._planned(schedule, storage, parameters, on_ready or (lambda name: None), progress)
         counters = Counters()
         if schedule.batches:
-            counters = self.reading.executor.run(schedule, storage, parameters, progress=progress)
+            counters = self.reading.executor.run(
+                schedule, storage, parameters, on_ready=lambda name: self.watch(), progress=progress
+            )
         opaque = [name for name in self.traced.opaque if name in parameters]
         for name in opaque:
             parameters[name]
@@ -154,7 +162,7 @@ class SelfLoad:
         progress.start(self.bytes_streamed, "streamed weights")
         try:
             with closing(self.reading.stream(storage, entries, self.streamed)) as tensors, watch:
-                claimed = stream_opaque(self.model, self.traced, watch.offer(_told(tensors, progress)))
+                claimed = stream_opaque(self.model, self.traced, watch.offer(told(tensors, progress, self.watch)))
         finally:
             progress.finish()
         if not self.traced.plan.steps:
@@ -168,7 +176,9 @@ class SelfLoad:
 
     def _note_missing(self, opaque: Sequence[str], written: Mapping[str, Share], claimed: set[str]) -> None:
         short = [n for n in opaque if n in written and written[n].written < written[n].total]
-        self.problems += _with_near([self._missing(n, written[n], n in claimed) for n in short], self.problems)
+        self.lacking = {n: written[n] for n in short if self.may_lack(n, written[n])}
+        missing = [self._missing(n, written[n], n in claimed) for n in short if n not in self.lacking]
+        self.problems += _with_near(missing, self.problems)
 
     def _missing(self, name: str, share: Share, is_claimed: bool) -> Problem:
         if share.written:
@@ -188,7 +198,8 @@ class SelfLoad:
             head = f"the model's load_weights and the checkpoint do not fit: {count}, found after loading"
             raise PlanError("\n".join([head, *lines]), fatal)
         given = parameters.given_memory if isinstance(parameters, Materialized) else set()
-        empty = [p.subject for p in self.problems if p.kind is ProblemKind.MISSING and p.subject in given]
+        missing = (p.subject for p in self.problems if p.kind is ProblemKind.MISSING)
+        empty = [name for name in (*missing, *self.lacking) if name in given]
         if empty:
             raise FinalizeError(
                 f"nothing filled {few(empty, 8)}, which had no memory before: build the model on a real device, "
@@ -204,8 +215,12 @@ def _with_near(problems: Sequence[Problem], unexpected: Sequence[Problem]) -> li
     return [replace(p, near=near.get(p.subject, p.near)) for p in problems]
 
 
-def _told(tensors: Iterator[tuple[str, torch.Tensor]], progress: Progress) -> Iterator[tuple[str, torch.Tensor]]:
+def told(
+    tensors: Iterable[tuple[str, torch.Tensor]], progress: Progress, watch: Callable[[], None]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield `tensors` on; `watch` is called before each of them, and `progress` told of it afterwards."""
     for name, tensor in tensors:
+        watch()
         yield name, tensor
         progress.advance(tensor.nbytes)
 

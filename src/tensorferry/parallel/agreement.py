@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from math import prod
 from typing import Any
 
 import torch
@@ -40,20 +41,24 @@ class Agreement:
     """What `ranks` do as one. Where torch.distributed is not initialized, or for a rank alone, nothing is asked.
 
     Every rank has to make one, and to enter the same blocks in the same order. group: of torch.distributed, with just
-    these ranks; by default all. What is agreed on by one group of ranks has nothing to do with what others agree on.
+    these ranks; by default all. Where no group has just these, several do that divide them like a grid: each rank gives
+    the groups that it is in, in the same order, and ranks are counted along the first of them first.
+    What is agreed on by one group of ranks has nothing to do with what others agree on.
     device: on which the group exchanges tensors, if it cannot on the CPU; by default torch's current one.
     """
 
     def __init__(
         self,
         ranks: Ranks,
-        group: dist.ProcessGroup | None = None,
+        group: dist.ProcessGroup | Sequence[dist.ProcessGroup] | None = None,
         *,
         device: torch.device | str | None = None,
     ) -> None:
-        self._ranks, self._group, self._device = ranks, group, device
+        self._ranks, self._device = ranks, device
+        self._groups = tuple(group) if isinstance(group, Sequence) else (group,)
         self._asks = ranks.size > 1 and dist.is_available() and dist.is_initialized()
-        self._failed = self._lost = ""  # keys, known when the ranks have met
+        self._failed = ""  # a key, as the others known when the ranks have met
+        self._lost: tuple[str, ...] = ()
         self._looked = time.monotonic()
 
     @contextmanager
@@ -98,7 +103,7 @@ class Agreement:
         now = time.monotonic()
         if self._asks and now - self._looked >= _EVERY:
             self._looked = now
-            if self._was_told(self._failed) or self._was_told(self._lost):
+            if self._was_told(self._failed, *self._lost):
                 raise _Stopped
 
     def exchanged(self, told: str) -> list[str]:
@@ -112,11 +117,12 @@ class Agreement:
         """Find a name that no other agreement has, and see that the ranks are those of the group."""
         if self._failed:
             return
-        size = dist.get_world_size(self._group)
-        if size < 1:
+        sizes = [dist.get_world_size(group) for group in self._groups]
+        if min(sizes, default=0) < 1:
             raise ConfigError(f"{self._ranks} was given a process group that this process is no member of")
-        group: Any = self._group or dist.group.WORLD
-        self._lost = f"{_KEYS}/lost/{group.group_name}"
+        size = prod(sizes)
+        groups: list[Any] = [group or dist.group.WORLD for group in self._groups]
+        self._lost = tuple(f"{_KEYS}/lost/{group.group_name}" for group in groups)
         said = self._gathered([uuid.uuid4().hex, self._ranks.size, self._ranks.rank])
         self._failed = f"{_KEYS}/failed/{said[0][0]}"
         if [given[1:] for given in said] != [[size, rank] for rank in range(size)]:
@@ -137,31 +143,39 @@ class Agreement:
 
     def _exchanged(self, data: bytes) -> list[bytes]:
         """Return the bytes of all ranks, as many of each. Raises ReadError, soon, where one of them has ended."""
-        sent = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(_device(self._group, self._device))
-        found = [torch.empty_like(sent) for _ in range(dist.get_world_size(self._group))]
+        found = data
+        for group in self._groups:  # what the ranks of a row have said goes along the columns
+            found = self._joined(found, group)
+        return [found[at : at + len(data)] for at in range(0, len(found), len(data))]
+
+    def _joined(self, data: bytes, group: dist.ProcessGroup | None) -> bytes:
+        sent = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(_device(group, self._device))
+        found = [torch.empty_like(sent) for _ in range(dist.get_world_size(group))]
         pause = _SHORTEST_PAUSE
         try:
-            work = dist.all_gather(found, sent, group=self._group, async_op=True)
+            work = dist.all_gather(found, sent, group=group, async_op=True)
             while not work.is_completed():
-                if pause == _LONGEST_PAUSE and self._was_told(self._lost):
+                if pause == _LONGEST_PAUSE and self._was_told(*self._lost):
+                    self._tell(*self._lost)  # to those, too, that are in no group with the one that is lost
                     raise _lost(self._ranks)
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
             work.wait()
         except RuntimeError as error:  # of torch, which has no class for it
-            self._tell(self._lost)
+            self._tell(*self._lost)
             raise _lost(self._ranks) from error
-        return [bytes(bytes_of(tensor.cpu())) for tensor in found]
+        return b"".join(bytes(bytes_of(tensor.cpu())) for tensor in found)
 
-    def _tell(self, key: str) -> None:
+    def _tell(self, *keys: str) -> None:
         try:
-            self._store().set(key, "")
+            for key in keys:
+                self._store().set(key, "")
         except RuntimeError:  # of torch: the rank that keeps the store has ended, which all will notice
             return
 
-    def _was_told(self, key: str) -> bool:
+    def _was_told(self, *keys: str) -> bool:
         try:
-            return bool(self._store().check([key]))
+            return any(self._store().check([key]) for key in keys)
         except RuntimeError as error:
             raise _lost(self._ranks) from error
 

@@ -61,14 +61,21 @@ def write_head(folder: Path, *left_out: str) -> Path:
     return folder
 
 
-def load_head(vllm: FakeVllm, config: Any) -> Any:
-    loader = vllm.loader()
+def load_head(vllm: FakeVllm, config: Any, **extra: Any) -> Any:
+    loader = vllm.loader(LoadConfig(model_loader_extra_config=extra))
     loader.load_weights(Head(), config)
     return loader.report
 
 
-def test_an_eagle_head_may_lack_what_it_shares_with_the_served_model(vllm: FakeVllm, tmp_path: Path) -> None:
-    report = load_head(vllm, speculating(vllm, write_head(tmp_path, "embed_tokens", "lm_head")))
+BOTH = pytest.mark.parametrize("own_loader", ["trace", "stream"])
+
+
+@BOTH
+def test_an_eagle_head_may_lack_what_it_shares_with_the_served_model(
+    vllm: FakeVllm, tmp_path: Path, own_loader: str
+) -> None:
+    draft = speculating(vllm, write_head(tmp_path, "embed_tokens", "lm_head"))
+    report = load_head(vllm, draft, own_loader=own_loader)
     assert report.computed == ("model.embed_tokens.weight", "lm_head.weight")
     assert report.missing == ()
 
@@ -86,15 +93,17 @@ def test_vllm_is_told_what_an_eagle_head_has_itself(vllm: FakeVllm, tmp_path: Pa
     assert head.has_own_lm_head == ("lm_head" not in left_out)
 
 
-def test_a_part_of_what_a_head_may_lack_is_no_whole(vllm: FakeVllm, tmp_path: Path) -> None:
+@BOTH
+def test_a_part_of_what_a_head_may_lack_is_no_whole(vllm: FakeVllm, tmp_path: Path, own_loader: str) -> None:
     write_safetensors(tmp_path / "model.safetensors", PARTS | {"embed_tokens.weight": torch.ones(3, 2)})
     with pytest.raises(PlanError, match=r"missing: model\.embed_tokens\.weight"):
-        load_head(vllm, speculating(vllm, tmp_path))
+        load_head(vllm, speculating(vllm, tmp_path), own_loader=own_loader)
 
 
-def test_an_eagle_head_may_not_lack_anything_else(vllm: FakeVllm, tmp_path: Path) -> None:
+@BOTH
+def test_an_eagle_head_may_not_lack_anything_else(vllm: FakeVllm, tmp_path: Path, own_loader: str) -> None:
     with pytest.raises(PlanError, match=r"missing: model\.fc\.weight"):
-        load_head(vllm, speculating(vllm, write_head(tmp_path, "fc")))
+        load_head(vllm, speculating(vllm, write_head(tmp_path, "fc")), own_loader=own_loader)
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,14 @@ def test_buffers_and_scales_of_the_cache_may_be_left_as_they_were_built(vllm: Fa
     assert [model.state_dict()[n].item() for n in ("k_scale", "_k_scale")] == [-1, 1]
 
 
+def test_what_is_streamed_may_leave_the_same(vllm: FakeVllm, tmp_path: Path) -> None:
+    write_safetensors(tmp_path / "model.safetensors", {"weight": torch.ones(4)})
+    report = load(vllm, tmp_path, Attention(KvCacheMethod()), own_loader="stream").report
+    assert (report.computed, report.missing) == (("k_scale", "_k_scale"), ())
+    with pytest.raises(PlanError, match="missing: k_scale"):
+        load(vllm, tmp_path, Attention(object()), own_loader="stream")
+
+
 def test_any_other_scale_has_to_be_there(vllm: FakeVllm, tmp_path: Path) -> None:
     write_safetensors(tmp_path / "model.safetensors", {"weight": torch.ones(4)})
     model = Attention(object())
@@ -85,10 +93,11 @@ def test_the_statistics_of_a_batch_norm_are_no_buffers_that_may_be_missing(vllm:
 
 
 class PaddedExperts(nn.Module):
-    """Two experts of 6 rows, of which kernels want 8, as they say."""
+    """Two experts of 6 rows, of which kernels want 8, as they say. doubled: whether their loader computes."""
 
-    def __init__(self, unpadded: int) -> None:
+    def __init__(self, unpadded: int, *, doubled: bool = False) -> None:
         super().__init__()
+        self.doubled = doubled
         self.w = nn.Parameter(torch.zeros(2, 8, 4))
         self.moe_config = SimpleNamespace(
             hidden_dim=4,
@@ -99,14 +108,19 @@ class PaddedExperts(nn.Module):
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         for name, value in weights:
-            self.w.data[int(name), : value.shape[0]].copy_(value)
+            self.w.data[int(name), : value.shape[0]].copy_(value * 2 if self.doubled else value)
 
 
-def test_the_padding_of_experts_need_not_be_filled(vllm: FakeVllm, tmp_path: Path) -> None:
+@pytest.mark.parametrize("own_loader", ["trace", "stream"])
+@pytest.mark.parametrize("doubled", [False, True])
+def test_the_padding_of_experts_need_not_be_filled(
+    vllm: FakeVllm, tmp_path: Path, doubled: bool, own_loader: str
+) -> None:
     write_safetensors(tmp_path / "model.safetensors", {"0": torch.ones(6, 4), "1": torch.ones(6, 4)})
-    model = PaddedExperts(6)
-    assert load(vllm, tmp_path, model).report.missing == ()
-    assert model.state_dict()["w"].sum().item() == 48
+    model = PaddedExperts(6, doubled=doubled)
+    report = load(vllm, tmp_path, model, own_loader=own_loader).report
+    assert (report.computed, report.missing) == ((), ())
+    assert model.state_dict()["w"].sum().item() == (96 if doubled else 48)
 
 
 @pytest.mark.parametrize("unpadded", [6, 8])
@@ -114,3 +128,13 @@ def test_an_expert_that_is_missing_is_no_padding(vllm: FakeVllm, tmp_path: Path,
     write_safetensors(tmp_path / "model.safetensors", {"0": torch.ones(6, 4)})
     with pytest.raises(PlanError, match="fills 24 of its 64"):
         load(vllm, tmp_path, PaddedExperts(unpadded))
+
+
+@pytest.mark.parametrize("rows", [4, 5, 7])
+def test_streamed_experts_that_leave_more_or_less_than_their_padding_are_refused(
+    vllm: FakeVllm, tmp_path: Path, rows: int
+) -> None:
+    write_safetensors(tmp_path / "model.safetensors", {"0": torch.ones(6, 4), "1": torch.ones(rows, 4)})
+    with pytest.raises(PlanError, match=f"wrote {24 + 4 * rows} of its 64") as caught:
+        load(vllm, tmp_path, PaddedExperts(6), own_loader="stream")
+    assert caught.value.touched

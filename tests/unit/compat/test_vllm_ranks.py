@@ -58,6 +58,45 @@ def test_a_rank_whose_checkpoint_lacks_a_tensor_stops_all_before_anything_is_tou
     assert found[0][2:] == ["False", "True"]
 
 
+def share_norm_once_planned() -> None:
+    """Let one parameter become a single value when the plan is made; one that is so before is streamed."""
+    from tensorferry.compat.vllm import loader
+
+    planned = loader.planned
+
+    def planned_and_shared(model: nn.Module, *args: Any) -> Any:
+        load = planned(model, *args)
+        single = torch.full((1,), 77.0).expand(model.get_parameter("norm.weight").shape)
+        model.get_submodule("norm").weight = nn.Parameter(single)
+        return load
+
+    vars(loader)["planned"] = planned_and_shared
+
+
+def load_what_cannot_be_written(rank: int, size: int, folder: Path) -> list[Any]:
+    import torch.distributed as dist
+
+    with installed() as vllm:
+        vllm.share(size, rank, dist.group.WORLD)
+        model = poisoned(NanoModel(size, rank))
+        if rank == 1:
+            share_norm_once_planned()
+        try:
+            load(vllm, folder, model)
+        except PlanError as error:
+            return [str(error), error.touched, is_untouched(model)]
+        return ["filled"]
+
+
+def test_a_parameter_that_one_rank_cannot_write_stops_all_before_anything_is_touched(
+    two_ranks: Ranks, folder: Path
+) -> None:
+    found = two_ranks.run(load_what_cannot_be_written, folder)
+    assert found[0] == found[1]
+    assert found[0][0].startswith("rank 1 of 2: norm.weight has shape")
+    assert found[0][1:] == [False, True]
+
+
 class Expert(nn.Module):
     """Takes what is called like its rank."""
 
@@ -139,11 +178,60 @@ def test_ranks_of_the_last_stage_agree_on_a_draft_model_alone(vllm: FakeVllm, fo
     assert repr(asked._ranks) == ("Ranks(size=2, rank=1)" if drafted else "Ranks(size=4, rank=3)")
 
 
-def test_replicas_of_data_parallelism_do_not_wait_for_each_other(vllm: FakeVllm, folder: Path) -> None:
+@pytest.mark.parametrize("machines", [1, 2])
+def test_replicas_of_data_parallelism_do_not_wait_for_each_other(vllm: FakeVllm, folder: Path, machines: int) -> None:
+    """The sixth of two replicas of six ranks; vLLM has a group for one replica only where that has several machines."""
     from tensorferry.compat.vllm import engine
 
     served = model_config(folder)
     vllm.config = SimpleNamespace(model_config=served, parallel_config=SimpleNamespace(data_parallel_size=2))
-    vllm.share(4, 3)
-    vllm.groups["inner_dp_world"] = SimpleNamespace(world_size=2, rank_in_group=1, cpu_group=None)
-    assert repr(engine.agreement(served)._ranks) == "Ranks(size=2, rank=1)"
+    vllm.share(12, 5)
+    for name, size, rank in [("tp", 2, 1), ("pcp", 1, 0), ("pp", 3, 2), ("inner_dp_world", 6, 5)]:
+        if machines > 1 or name != "inner_dp_world":
+            vllm.groups[name] = SimpleNamespace(world_size=size, rank_in_group=rank, cpu_group=None)
+    assert repr(engine.agreement(served)._ranks) == "Ranks(size=6, rank=5)"
+    assert not engine.is_first_rank()
+
+
+def share_stages(vllm: FakeVllm, rank: int) -> None:
+    """Make this process one of two tensor-parallel ranks of two stages, as vLLM has them where there are replicas."""
+    import torch.distributed as dist
+
+    rows = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])]
+    columns = [dist.new_group(ranks) for ranks in ([0, 2], [1, 3])]
+    vllm.config = SimpleNamespace(parallel_config=SimpleNamespace(data_parallel_size=2))
+    vllm.groups["tp"] = SimpleNamespace(world_size=2, rank_in_group=rank % 2, cpu_group=rows[rank // 2])
+    vllm.groups["pcp"] = SimpleNamespace(world_size=1, rank_in_group=0, cpu_group=None)
+    vllm.groups["pp"] = SimpleNamespace(world_size=2, rank_in_group=rank // 2, cpu_group=columns[rank % 2])
+
+
+def load_in_stages(rank: int, size: int, folders: list[Path]) -> list[Any]:
+    with installed() as vllm:
+        share_stages(vllm, rank)
+        model = Expert(rank)
+        model.w.data.fill_(77)
+        try:
+            report = load(vllm, folders[rank], model, strictness={"unexpected": "error"}).report
+        except PlanError as error:
+            return [str(error), error.touched, is_untouched(model)]
+        return [model.w.tolist(), sorted(report.dropped)]
+
+
+def experts(folder: Path, *, bad: int | None = None) -> Path:
+    folder.mkdir()
+    values = {f"experts.{n}": torch.full((3 if n == bad else 4,), float(n)) for n in range(4)}
+    write_safetensors(folder / "model.safetensors", values)
+    return folder
+
+
+def test_stages_of_one_of_several_replicas_know_what_the_others_use(four_ranks: Ranks, tmp_path: Path) -> None:
+    found = four_ranks.run(load_in_stages, [experts(tmp_path / "weights")] * 4)
+    assert found == [[[float(n)] * 4, [f"experts.{m}" for m in range(4) if m != n]] for n in range(4)]
+
+
+def test_a_stage_of_one_of_several_replicas_that_fails_stops_the_others(four_ranks: Ranks, tmp_path: Path) -> None:
+    good, bad = experts(tmp_path / "good"), experts(tmp_path / "bad", bad=3)
+    found = four_ranks.run(load_in_stages, [good, good, good, bad])
+    assert found == [found[0]] * 4
+    assert found[0][0].startswith("rank 3 of 4: ")
+    assert found[0][1:] == [False, True]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ from helpers.checkpoints import write_safetensors
 from helpers.fake_vllm import FakeVllm
 from helpers.old_loaders import NanoModel, nano_checkpoint, poisoned
 from helpers.vllm_loading import filled_by_itself, load
-from tensorferry import PlanError
+from tensorferry import PlanError, ReadError
 
 
 @pytest.fixture
@@ -80,3 +81,41 @@ def test_what_such_a_model_does_not_say_that_it_loaded_is_missing(vllm: FakeVllm
     with pytest.raises(PlanError, match="missing: weight") as caught:
         load(vllm, tmp_path, Online(says=set()))
     assert caught.value.touched
+
+
+class Failing:
+    """What ranks agree on, where another one has failed before this one has read anything."""
+
+    def together(self, *, touches: bool = False) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def watch(self) -> None:
+        raise ReadError("rank 1 of 2: the disk is broken")
+
+
+@pytest.mark.parametrize("own_loader", ["trace", "stream"])
+def test_a_failure_of_another_rank_ends_the_load_before_anything_is_streamed(
+    vllm: FakeVllm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_loader: str
+) -> None:
+    from tensorferry.compat.vllm import engine
+
+    write_safetensors(tmp_path / "model.safetensors", {"plain": torch.ones(4), "doubled": torch.ones(4)})
+    monkeypatch.setattr(engine, "agreement", lambda model_config: Failing())
+    model = Doubling()
+    poisoned(model)
+    with pytest.raises(ReadError, match="the disk is broken"):
+        load(vllm, tmp_path, model, own_loader=own_loader)
+    assert model.doubled.tolist() == [77.0] * 4
+
+
+def test_a_failure_of_another_rank_ends_the_load_of_a_model_that_is_quantized_meanwhile(
+    vllm: FakeVllm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tensorferry.compat.vllm import engine
+
+    write_safetensors(tmp_path / "model.safetensors", {"weight": torch.ones(4)})
+    monkeypatch.setattr(engine, "agreement", lambda model_config: Failing())
+    model = Online(says={"weight"})
+    with pytest.raises(ReadError, match="the disk is broken"):
+        load(vllm, tmp_path, model)
+    assert model.weight.is_meta

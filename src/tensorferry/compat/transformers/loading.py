@@ -148,7 +148,7 @@ def load_model(
             how = adapt_divided(model, checkpoint, parallel, group, replicated=replicated)
             prepared = prepare(model, checkpoint, strict=strict, adapted=how)
             prepared = replace(prepared, notes=(*notes, *prepared.notes))
-            refuse_misfit(prepared)
+            refuse_misfit(prepared, model)
             reading = checkpoint.options
             schedule = scheduled(prepared) if reading.hands_on and settled.type == "cpu" else None
             party = until_loaded.enter_context(closing(Party(schedule, checkpoint.storage)))

@@ -65,23 +65,21 @@ def agreement(model_config: Any) -> Agreement:
 
     Draft models are loaded by the last pipeline stage alone, so only its ranks agree on one.
     """
-    group = _group(model_config)
-    return Agreement(ranks(model_config), None if group is None else group.cpu_group)
+    return Agreement(ranks(model_config), [group.cpu_group for group in _groups(model_config)])
 
 
 def ranks(model_config: Any) -> Ranks:
     """Return the ranks that load this model, and which of them this one is."""
-    group = _group(model_config)
-    return Ranks() if group is None else Ranks(group.world_size, group.rank_in_group)
+    return _counted(_groups(model_config))
 
 
 def exchanged(model_config: Any, told: _T) -> list[_T]:
     """Return what each rank that loads this model tells, in the order of ranks. All of them have to call it."""
-    group = _group(model_config)
-    if group is None or group.world_size == 1:
-        return [told]
-    said: list[Any] = [None] * group.world_size
-    dist.all_gather_object(said, told, group=group.cpu_group)
+    said = [told]
+    for group in _groups(model_config):
+        rows: list[Any] = [None] * group.world_size
+        dist.all_gather_object(rows, said, group=group.cpu_group)
+        said = [one for row in rows for one in row]
     return said
 
 
@@ -124,8 +122,7 @@ def shared_with_served(model: nn.Module, model_config: Any, settings: Iterable[S
 
 def is_first_rank() -> bool:
     """Whether this process is the first of its engine, which tells of progress for all."""
-    world = _world()
-    return world is None or world.rank_in_group == 0
+    return _counted(_world()).rank == 0
 
 
 def quantizes_while_loading(model: nn.Module) -> bool:
@@ -150,19 +147,37 @@ def from_modelscope(name: str, revision: str | None) -> str | None:
     return found
 
 
-def _group(model_config: Any) -> Any:
-    if is_drafted(model_config):
-        return _known("get_tp_group")
-    return _world()
+def _groups(model_config: Any) -> list[Any]:
+    """Return the group of the ranks that load this model, or those that divide them like a grid; none for one alone."""
+    return _several("get_tp_group") if is_drafted(model_config) else _world()
 
 
-def _world() -> Any:
-    """Return the ranks of this engine, all its stages; those of data parallelism are engines of their own."""
+def _world() -> list[Any]:
+    """Return the groups of the ranks of this engine, all its stages; replicas of data parallelism are engines, too.
+
+    vLLM makes a group of just these where one of several replicas has ranks on several machines. Elsewhere its other
+    groups span them: in vLLM's order, tensor-parallel ranks are neighbours, and stages are farthest apart.
+    """
     config = _current_config()
-    replicas = 1 if config is None else config.parallel_config.data_parallel_size
-    if replicas == 1:
-        return _known("get_world_group")
-    return _known("get_inner_dp_world_group") or _known("get_tp_group")
+    if config is None or config.parallel_config.data_parallel_size == 1:
+        return _several("get_world_group")
+    if _known("get_inner_dp_world_group") is not None:
+        return _several("get_inner_dp_world_group")
+    return _several("get_tp_group", "get_pcp_group", "get_pp_group")
+
+
+def _several(*names: str) -> list[Any]:
+    """Return those of vLLM's groups that are there and have more than one rank."""
+    return [group for group in map(_known, names) if group is not None and group.world_size > 1]
+
+
+def _counted(groups: Iterable[Any]) -> Ranks:
+    """Return the ranks of a grid, and which of them this one is, counted along the first group first."""
+    size, rank = 1, 0
+    for group in groups:
+        rank += size * group.rank_in_group
+        size *= group.world_size
+    return Ranks(size, rank)
 
 
 def _known(name: str) -> Any:

@@ -15,13 +15,16 @@ from tensorferry.core.plan import Plan
 from tensorferry.modules.describe import Place, offers, places, walked_once
 from tensorferry.problems import Problem, ProblemKind
 
-__all__ = ["HasDefaultScales", "computed", "padded_only", "without_computed"]
+__all__ = ["HasDefaultScales", "IsPadding", "computed", "padding_of", "without_computed", "without_padding"]
 
 _SCALES = {"q_scale", "k_scale", "v_scale", "prob_scale", "q_zero_point", "k_zero_point", "v_zero_point"}
 _CONFIGURED = {"input_scale_ub"}
 """Parameters whose values vLLM takes from the configuration."""
 
 HasDefaultScales = Callable[[nn.Module], bool]
+
+IsPadding = Callable[[str, int, int], bool]
+"""Whether a parameter lacks just padding: told its name, how many elements of it are filled, and how many it has."""
 
 
 def computed(model: nn.Module, has_default_scales: HasDefaultScales) -> dict[str, str]:
@@ -46,23 +49,31 @@ def _origin(place: Place, has_default_scales: HasDefaultScales) -> str | None:
     return "set by the configuration" if place.leaf in _CONFIGURED else None
 
 
-def padded_only(model: nn.Module, plan: Plan) -> Plan:
-    """Return `plan` without the finding that experts are not filled where just their padding is left over.
+def padding_of(model: nn.Module) -> IsPadding:
+    """Return what knows the padding of the experts of `model`.
 
     Kernels may want experts of larger sizes than the checkpoint has; the layer says of which. The elements that are
     filled must be exactly as many as that leaves.
     """
     shares = dict(_shares(model))
-    covered = _covered(plan) if shares else {}
 
-    def is_padding(problem: Problem) -> bool:
+    def is_padding(name: str, filled: int, total: int) -> bool:
+        return filled in {total * share for share in shares.get(name, ())}
+
+    return is_padding
+
+
+def without_padding(plan: Plan, is_padding: IsPadding) -> Plan:
+    """Return `plan` without the finding that parameters are not filled where just their padding is left over."""
+    covered = _covered(plan) if plan.missing else {}
+
+    def is_settled(problem: Problem) -> bool:
         name = problem.subject
-        if problem.kind is not ProblemKind.MISSING or name not in shares or name not in plan.parameters:
+        if problem.kind is not ProblemKind.MISSING or name not in plan.parameters:
             return False
-        total = prod(plan.parameters[name].shape)
-        return covered.get(name, 0) in {total * share for share in shares[name]}
+        return is_padding(name, covered.get(name, 0), prod(plan.parameters[name].shape))
 
-    return _without(plan, is_padding)
+    return _without(plan, is_settled)
 
 
 def _without(plan: Plan, is_settled: Callable[[Problem], bool]) -> Plan:

@@ -72,7 +72,7 @@ class TensorferryLoader(engine.BaseModelLoader):
                     refuse_misfit(load, [uses for uses, _ in told])
             with ranks.together(touches=True):
                 if load is None:
-                    report = stream_online(model, checkpoint, self.config, self._progress)
+                    report = stream_online(model, checkpoint, self.config, self._progress, ranks.watch)
                 else:
                     rank = engine.ranks(model_config).rank
                     with reading_together(load, party, [offer for _, offer in told], rank):
@@ -109,10 +109,12 @@ class TensorferryLoader(engine.BaseModelLoader):
 
     def _run(self, model: nn.Module, load: Planned, watch: Any) -> Report:
         own = load.own
+        own.watch = watch
         report = api.run(
             model, own.prepared, executor=own.executor, progress=self._progress, watch=watch, schedule=load.schedule
         )
-        return replace(own.account(report), computed=tuple(load.computed), post_processed=())
+        left = (name for name, share in own.lacking.items() if not share.written)
+        return replace(own.account(report), computed=(*load.computed, *left), post_processed=())
 
     def _opened(self, model_config: Any, model: nn.Module, *, moved: bool = False) -> Checkpoint:
         weights = None if moved else self._weights(model_config)

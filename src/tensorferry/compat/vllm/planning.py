@@ -11,7 +11,14 @@ from torch import nn
 
 from tensorferry import api
 from tensorferry.checkpoint import Checkpoint
-from tensorferry.compat.vllm.expectations import HasDefaultScales, computed, padded_only, without_computed
+from tensorferry.compat.vllm.expectations import (
+    HasDefaultScales,
+    IsPadding,
+    computed,
+    padding_of,
+    without_computed,
+    without_padding,
+)
 from tensorferry.config import LoadConfig
 from tensorferry.core.plan import Dropped, Plan, describe_problems
 from tensorferry.core.schedule import Schedule
@@ -20,6 +27,7 @@ from tensorferry.errors import PlanError, shown
 from tensorferry.execute.exchange import Party
 from tensorferry.loaders.own_loader import SelfLoad, prepare_own
 from tensorferry.loaders.reading import OwnReading
+from tensorferry.loaders.writes import Share
 from tensorferry.modules.finalize import hooked_modules
 from tensorferry.modules.snapshot import Setting
 from tensorferry.modules.trace import Traced, trace
@@ -42,8 +50,8 @@ _HINT = (
 class Planned:
     """A load that can begin. computed: tensors that are left as the constructor made them, with the reason.
 
-    config: how it is done. schedule: how it reads; None where it does so otherwise than by the usual executor, or where
-    parameters are mapped.
+    Those that streaming leaves are known afterwards, from `SelfLoad.lacking`. config: how it is done. schedule: how it
+    reads; None where it does so otherwise than by the usual executor, or where parameters are mapped.
     """
 
     own: SelfLoad
@@ -62,17 +70,23 @@ def planned(
     """Trace the ``load_weights`` of `model` on `model` itself, and return what follows. Touches nothing.
 
     shared: returns what is taken from another model later, with the reason; told what the model's loader has set.
+    It is asked again when all has been streamed, for a loader that was not traced has set nothing before.
     Raises PlanError where the loader fails, as it would when half of the model is filled; all else that does not fit
     is for `refuse_misfit`.
     """
-    left = computed(model, has_default_scales)
-    strict = replace(config.strictness, may_miss=(*config.strictness.may_miss, *left))
-    own = prepare_own(model, checkpoint, config, strict, OwnReading(config))
+    built, is_padding = computed(model, has_default_scales), padding_of(model)
+    own = prepare_own(model, checkpoint, config, config.strictness, OwnReading(config))
+    settings = own.traced.settings
     if own.traced.failed:
-        raise _refused(model, checkpoint, own.traced, left)
-    left |= shared(own.traced.settings)
+        raise _refused(model, checkpoint, own.traced, is_padding, built)
+
+    def may_lack(name: str, share: Share) -> bool:
+        return name in built or name in shared(settings) or is_padding(name, *share)
+
+    own.may_lack = may_lack
+    left = built | shared(settings)
     filled = set(own.traced.opaque) | {step.parameter for step in own.traced.plan.steps}
-    plan = _settled(model, own.prepared.plan, left)
+    plan = _settled(own.prepared.plan, is_padding, left)
     # vLLM runs the hooks itself, in its own order.
     own.prepared = replace(own.prepared, plan=plan, strict=config.strictness, processed=tuple(hooked_modules(model)))
     schedule = api.scheduled(own.prepared) if _hands_on(model, config) else None
@@ -125,19 +139,21 @@ def refuse_misfit(load: Planned, uses: Sequence[bytes]) -> None:
     problems = tuple(p for p, needed in zip(prepared.plan.problems, is_needed, strict=True) if not needed)
     plan = replace(prepared.plan, problems=problems, dropped=(*prepared.plan.dropped, *dropped))
     load.own.prepared = replace(prepared, plan=plan)
-    api.refuse_misfit(load.own.prepared)
+    api.refuse_misfit(load.own.prepared, load.own.model)
 
 
 def _digest(names: Iterable[str]) -> bytes:
     return sha256("\0".join(names).encode()).digest()
 
 
-def _settled(model: nn.Module, plan: Plan, left: Mapping[str, str]) -> Plan:
+def _settled(plan: Plan, is_padding: IsPadding, left: Mapping[str, str]) -> Plan:
     """Return `plan` without findings about what need not come from a checkpoint."""
-    return without_computed(padded_only(model, plan), left)
+    return without_computed(without_padding(plan, is_padding), left)
 
 
-def _refused(model: nn.Module, checkpoint: Checkpoint, traced: Traced, left: Mapping[str, str]) -> PlanError:
+def _refused(
+    model: nn.Module, checkpoint: Checkpoint, traced: Traced, is_padding: IsPadding, left: Mapping[str, str]
+) -> PlanError:
     """Return what to raise where the model's loader fails: at which entries, and what is missing then."""
     failures: dict[str, Problem] = {}
     while traced.failed and len(failures) < _TRIES:
@@ -146,7 +162,7 @@ def _refused(model: nn.Module, checkpoint: Checkpoint, traced: Traced, left: Map
             break
         failures[at] = Problem(ProblemKind.UNEXPECTED, at or "(all entries)", f"the model's loader {traced.fallback}")
         traced = trace(model, checkpoint.catalogue, names=checkpoint.catalogue.keys() - failures.keys())
-    found = () if traced.failed else _settled(model, traced.plan, left).fatal
+    found = () if traced.failed else _settled(traced.plan, is_padding, left).fatal
     rest = [p for p in found if p.kind is not ProblemKind.UNEXPECTED]
     near = suggestions([p.subject for p in rest if p.kind is ProblemKind.MISSING], list(failures))
     problems = [*failures.values(), *(replace(p, near=near.get(p.subject, p.near)) for p in rest)]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import closing
 
-import torch
 from torch import nn
 
 from tensorferry.checkpoint import Checkpoint
@@ -13,6 +12,7 @@ from tensorferry.config import LoadConfig
 from tensorferry.core.plan import describe_problems
 from tensorferry.errors import PlanError, shown
 from tensorferry.execute.base import Counters
+from tensorferry.loaders.own_loader import told
 from tensorferry.loaders.reading import OwnReading
 from tensorferry.problems import Problem, ProblemKind
 from tensorferry.progress import Progress
@@ -24,8 +24,10 @@ __all__ = ["stream_online"]
 _WHY = "vLLM quantizes the model while it loads"
 
 
-def stream_online(model: nn.Module, checkpoint: Checkpoint, config: LoadConfig, progress: Progress) -> Report:
-    """Give every entry to the model's own loader, and return the report.
+def stream_online(
+    model: nn.Module, checkpoint: Checkpoint, config: LoadConfig, progress: Progress, watch: Callable[[], None]
+) -> Report:
+    """Give every entry to the model's own loader, and return the report. What `watch` raises ends the load.
 
     The memory of such a model does not say what was written, so what counts is what the loader says that it loaded.
     Raises PlanError, with the model touched, for parameters that were empty and that it does not name.
@@ -34,7 +36,7 @@ def stream_online(model: nn.Module, checkpoint: Checkpoint, config: LoadConfig, 
     entries, counters, seconds = list(checkpoint.catalogue.values()), Counters(), dict[str, float]()
     progress.start(checkpoint.catalogue.nbytes, "streamed weights")
     with timed(seconds, "load"), closing(OwnReading(config).stream(checkpoint.storage, entries, counters)) as tensors:
-        loaded = model.load_weights(_told(tensors, progress))  # type: ignore[operator]
+        loaded = model.load_weights(told(tensors, progress, watch))  # type: ignore[operator]
     progress.finish()
     checkpoint.storage.check_unchanged()
     _refuse_unloaded(checkpoint, empty, loaded)
@@ -57,12 +59,6 @@ def stream_online(model: nn.Module, checkpoint: Checkpoint, config: LoadConfig, 
         warnings=checkpoint.warnings,
         seconds=seconds,
     )
-
-
-def _told(tensors: Iterator[tuple[str, torch.Tensor]], progress: Progress) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, tensor in tensors:
-        yield name, tensor
-        progress.advance(tensor.nbytes)
 
 
 def _refuse_unloaded(checkpoint: Checkpoint, empty: list[str], loaded: object) -> None:
