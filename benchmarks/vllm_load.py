@@ -2,22 +2,24 @@
 
 A random Llama of the size asked for is written, with few layers, and filled on each rank by vLLM's own models: ours
 (``--load-format tensorferry``), vLLM's lazy, prefetch and multi-thread ways, and Run:ai's streamer where it is
-installed. In the environment that ``trace_vllm.py`` says how to make, about 20 minutes for 3 GiB and four rounds::
+installed. In the environment that ``trace_vllm.py`` says how to make, about 40 minutes for 3 GiB and four rounds::
 
     vllm/bin/python benchmarks/vllm_load.py --gib 3 --page benchmarks/results/vllm.md [--size 1 2] [--folder /fast/disk]
 
-Ways take turns. Cold: the files are dropped from the page cache before (``posix_fadvise``). Seconds are those of the
-rank that takes longest. *read*: bytes that the processes had read from the disk (``read_bytes`` of /proc/self/io);
-ranks share the page cache, so what one has read another finds there. *Apart*: each rank has a copy of the checkpoint of
-its own, as ranks do on several machines, or whose storage keeps nothing for the next: the disk gives each what it asks
-for. *raw read*: no loader, each rank just reads its share of the files past the page cache, each byte once; no way of
-loading from this disk is faster. Each way starts once with zeros, and all must end with the same bytes on each rank.
-Parameters are in use before, which spares every way the same faults.
+Each load is a start: fresh processes build the model, as vLLM does, whose parameters nobody has touched then, load it
+once, and end. Ways take turns, each round begins with another one, and all must end with the same bytes on each rank.
 
-Free memory is made the same before each load. What the page cache takes of it is slow to come where a virtual machine
-has given it back to its host (free page reporting), as it has on a fresh machine: left to the way before, one way took
-from 1.2 to 3.8 s. *Cold*: the page cache has held the files until just now, and what it freed is still there, as on a
-busy machine or one without a host. *Given back*: nobody has taken any for `REST` seconds.
+*Cold*: the files are dropped from the page cache (``posix_fadvise``) before the processes start, some ten seconds
+before they load. *Cold, page cache just emptied*: it has held the files until the moment before the load. That matters
+on virtual machines, which give memory that is free back to their hosts (free page reporting): what the page cache takes
+comes slowly then, where it comes quickly if it has just been freed, as on a machine without a host. *Warm*: the page
+cache has the files. *Apart*: each rank has a copy of the checkpoint of its own, as ranks do on several machines, or
+whose storage keeps nothing for the next: the disk gives each what it asks for; else ranks find in the page cache what
+others have read.
+
+Seconds are those of the rank that takes longest. *read*: bytes that the processes had read from the disk
+(``read_bytes`` of /proc/self/io). *raw read*: no loader, each rank just reads its share of the files past the page
+cache, each byte once, into memory that it uses again and again; no way of loading from this disk is faster.
 """
 
 from __future__ import annotations
@@ -34,12 +36,11 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 from page_cache import bring, forget
-from vllm_page import COLD, GIVEN_BACK, OURS, RAW, WARM, page
+from vllm_page import COLD, EMPTIED, OURS, RAW, WARM, page
 
 from tensorferry.storage.blocks import block_of
 
@@ -52,8 +53,6 @@ WAYS: dict[str, dict[str, Any]] = {
     },
     "runai_streamer": {"load_format": "runai_streamer"},
 }  # fmt: skip
-REST = 8
-"""Seconds after which free memory has been given back to the host: the kernel begins with it after two."""
 HIDDEN, INNER, VOCABULARY = 2048, 5632, 16384
 LAYER = 2 * (4 * HIDDEN * HIDDEN + 3 * HIDDEN * INNER)
 
@@ -85,11 +84,16 @@ def write_checkpoint(folder: Path, gib: float) -> int:
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
-def work(folder: Path) -> None:
-    """Answer each way on standard input with a line: seconds, and bytes read."""
+def work(folder: Path, way: str) -> None:
+    """Be one rank of a start: build the model, say so, load when a line comes, and say what that took."""
+    if way == RAW:
+        told_to()
+        print(json.dumps({"way": way, **timed_raw(folder)}), flush=True)
+        return
     import torch
     import trace_vllm
     from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader.utils import initialize_model
 
     import tensorferry.compat.vllm
 
@@ -98,28 +102,29 @@ def work(folder: Path) -> None:
     tensorferry.compat.vllm.register()
     model_config, config = trace_vllm.configs(folder)
     with set_current_vllm_config(config), trace_vllm.parallel_groups():
-        model = trace_vllm.initialize(model_config, config)
-        print(json.dumps({"ready": True}), flush=True)
-        for line in sys.stdin:
-            asked = json.loads(line)
-            found = timed_raw(folder) if asked["way"] == RAW else timed(model, model_config, asked)
-            print(json.dumps({"way": asked["way"], **found}), flush=True)
+        model = initialize_model(vllm_config=config, model_config=model_config)
+        told_to()
+        print(json.dumps({"way": way, **timed(model, model_config, way)}), flush=True)
 
 
-def timed(model: Any, model_config: Any, asked: dict[str, Any]) -> dict[str, Any]:
-    """Load, and return what that took; where it is asked for, into zeros, with a digest of what is there then."""
+def told_to() -> None:
+    """Say that this rank is ready, and wait for the others."""
+    print(json.dumps({"ready": True}), flush=True)
+    sys.stdin.readline()
+
+
+def timed(model: Any, model_config: Any, way: str) -> dict[str, Any]:
+    """Load, and return what that took, with a digest of what is there then."""
     from vllm.config import LoadConfig
     from vllm.model_executor.model_loader import get_model_loader
 
-    for parameter in model.parameters() if asked["check"] else ():
-        parameter.detach().zero_()
     before, begin, spent = read_bytes(), time.perf_counter(), time.process_time()
-    loader: Any = get_model_loader(LoadConfig(**options_of(asked["way"]), use_tqdm_on_load=False))
+    loader: Any = get_model_loader(LoadConfig(**options_of(way), use_tqdm_on_load=False))
     loader.load_weights(model, model_config)
     seconds, cpu = time.perf_counter() - begin, time.process_time() - spent
     report = getattr(loader, "report", None)
     return {
-        "seconds": seconds, "cpu": cpu, "read": read_bytes() - before, "digest": digest(model) if asked["check"] else 0,
+        "seconds": seconds, "cpu": cpu, "read": read_bytes() - before, "digest": digest(model),
         "asked": None if report is None else report.bytes_read, "phases": {} if report is None else report.seconds,
     }  # fmt: skip
 
@@ -173,10 +178,10 @@ def read_bytes() -> int:
     return int(fields["read_bytes"])
 
 
-class Workers:
-    """The ranks of one model, each a process that fills it again and again."""
+class Start:
+    """The ranks of one start, each a process that builds the model and loads it once in a `way`."""
 
-    def __init__(self, folders: Sequence[Path], size: int) -> None:
+    def __init__(self, folders: Sequence[Path], size: int, way: str) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -186,35 +191,33 @@ class Workers:
             "CUDA_VISIBLE_DEVICES": "",
         }  # fmt: skip
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 closed with the ranks
-        self._all = [
+        self._ranks = [
             subprocess.Popen(
-                [sys.executable, __file__, "--worker", str(folders[r % len(folders)])], text=True, stderr=self._log,
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=common | {"RANK": str(r), "LOCAL_RANK": str(r)},
+                [sys.executable, __file__, "--rank-of", way, "--folder", str(folders[r % len(folders)])],
+                text=True, stderr=self._log, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                env=common | {"RANK": str(r), "LOCAL_RANK": str(r)},
             )
             for r in range(size)
         ]  # fmt: skip
         self._answers("ready")
 
-    def fill(self, way: str, *, check: bool = False) -> list[dict[str, Any]]:
-        """Have all ranks load in a way, and return what each of them says."""
-        for worker in self._all:
-            assert worker.stdin is not None
-            worker.stdin.write(json.dumps({"way": way, "check": check}) + "\n")
-            worker.stdin.flush()
-        return self._answers("way")
-
-    def close(self) -> None:
-        for worker in self._all:
-            assert worker.stdin is not None
-            worker.stdin.close()
-            worker.wait(120)
+    def load(self) -> list[dict[str, Any]]:
+        """Have all ranks load, return what each of them says, and wait for their end."""
+        for rank in self._ranks:
+            assert rank.stdin is not None
+            rank.stdin.write("\n")
+            rank.stdin.close()
+        said = self._answers("way")
+        for rank in self._ranks:
+            rank.wait(120)
         self._log.close()
+        return said
 
     def _answers(self, key: str) -> list[dict[str, Any]]:
         found = []
-        for worker in self._all:
-            assert worker.stdout is not None
-            for line in worker.stdout:
+        for rank in self._ranks:
+            assert rank.stdout is not None
+            for line in rank.stdout:
                 if line.startswith(f'{{"{key}"'):
                     found.append(json.loads(line))
                     break
@@ -225,38 +228,26 @@ class Workers:
 
 
 def measure(folders: Sequence[Path], size: int, repeat: int, ways: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield a record of each load; the ways take turns. Ranks with `folders` of their own are only measured cold."""
-    workers = Workers(folders, size)
+    """Yield a record of each load. Ranks with `folders` of their own are only measured cold."""
     apart = len(folders) > 1
     files = [file for folder in folders for file in folder.glob("*.safetensors")]
-    try:
-        for cache, turn, way in product((COLD, GIVEN_BACK) if apart else (COLD, GIVEN_BACK, WARM), range(repeat), ways):
-            if cache == WARM and way == RAW:
-                continue
-            prepare(files, cache)
-            ranks = workers.fill(way, check=cache == COLD and turn == 0)
-            seconds = max(r["seconds"] for r in ranks)
-            yield {
-                "size": size,
-                "apart": apart,
-                "cache": cache,
-                "turn": turn,
-                "way": way,
-                "seconds": seconds,
-                "ranks": ranks,
-            }
-    finally:
-        workers.close()
-
-
-def prepare(files: Sequence[Path], cache: str) -> None:
-    """Have the page cache hold all of `files` or nothing, and free memory be such as `cache` says."""
-    if cache != GIVEN_BACK:
-        bring(files)
-    if cache != WARM:
-        forget(files)
-    if cache == GIVEN_BACK:
-        time.sleep(REST)
+    for cache in (COLD,) if apart else (COLD, EMPTIED, WARM):
+        for turn in range(repeat):
+            first = turn % len(ways)
+            for way in (*ways[first:], *ways[:first]):
+                if cache == WARM and way == RAW:
+                    continue
+                forget(files)
+                start = Start(folders, size, way)
+                if cache != COLD:
+                    bring(files)
+                if cache != WARM:
+                    forget(files)
+                ranks = start.load()
+                yield {
+                    "size": size, "apart": apart, "cache": cache, "turn": turn, "way": way,
+                    "seconds": max(rank["seconds"] for rank in ranks), "ranks": ranks,
+                }  # fmt: skip
 
 
 def refuse_different(records: Sequence[dict[str, Any]]) -> None:
@@ -279,10 +270,10 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="where to write the checkpoint (default: the temporary folder)")
     parser.add_argument("--ways", nargs="+", help="which to measure (default: all); JSON is ours with these options")
     parser.add_argument("--page", type=Path, help="where to write the tables, as Markdown")
-    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--rank-of", metavar="WAY", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.worker:
-        work(options.worker)
+    if options.rank_of:
+        work(options.folder, options.rank_of)
         return 0
     if find_spec("vllm") is None:
         print("vLLM is not in this environment; trace_vllm.py says how to make one that has it")
