@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -163,7 +164,7 @@ def test_rem_04_a_forbidden_file_may_be_one_whose_address_has_expired(hub: HubSe
 
 def test_rem_05_a_disabled_repository_is_called_so(hub: HubServer, repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.add(NAME, repo)
-    response = SimpleNamespace(status_code=403, headers={}, request=None)
+    response: Any = SimpleNamespace(status_code=403, headers={}, request=None)
     disabled = huggingface_hub.errors.DisabledRepoError("off", response=response)
     fails(monkeypatch, "model_info", disabled)
     with pytest.raises(AccessDenied, match=r"the Hub has disabled this repository \(403\)"):
@@ -343,16 +344,16 @@ def test_a_path_that_was_mistyped_is_said_to_be_taken_for_a_name(
 ) -> None:
     hub.add(NAME, repo)
     with pytest.raises(
-        LocateError, match=r"nothing lies at 'owner/modle' here, so that it was taken for a name on the Hub"
+        LocateError, match=r"nothing lies at 'owner/mistyped' here, so that it was taken for a name on the Hub"
     ):
-        local_path("owner/modle")
-    with pytest.raises(AccessDenied, match="nothing lies at 'owner/modle' here"):
-        locate(Source("owner/modle"), LoadConfig(), "auto")
+        local_path("owner/mistyped")
+    with pytest.raises(AccessDenied, match="nothing lies at 'owner/mistyped' here"):
+        locate(Source("owner/mistyped"), LoadConfig(), "auto")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(
-        ConfigError, match=r"'owner/modle' is nothing that lies here, .* pip install 'tensorferry\[hub\]'"
+        ConfigError, match=r"'owner/mistyped' is nothing that lies here, .* pip install 'tensorferry\[hub\]'"
     ):
-        local_path("owner/modle")
+        local_path("owner/mistyped")
 
 
 def fails(monkeypatch: pytest.MonkeyPatch, method: str, error: BaseException) -> None:

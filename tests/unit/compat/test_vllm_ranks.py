@@ -62,7 +62,7 @@ def share_norm_once_planned() -> None:
     """Let one parameter become a single value when the plan is made; one that is so before is streamed."""
     from tensorferry.compat.vllm import loader
 
-    planned = loader.planned
+    planned = vars(loader)["planned"]
 
     def planned_and_shared(model: nn.Module, *args: Any) -> Any:
         load = planned(model, *args)

@@ -84,7 +84,7 @@ def planned(
         return name in built or name in shared(settings) or is_padding(name, *share)
 
     own.may_lack = may_lack
-    left = built | shared(settings)
+    left = {**built, **shared(settings)}
     filled = set(own.traced.opaque) | {step.parameter for step in own.traced.plan.steps}
     plan = _settled(own.prepared.plan, is_padding, left)
     # vLLM runs the hooks itself, in its own order.
