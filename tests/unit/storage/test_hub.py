@@ -221,7 +221,7 @@ def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
         raise ModuleNotFoundError(name)
 
     monkeypatch.setattr(hub_module, "import_module", absent)
-    with pytest.raises(ConfigError, match=r"pip install tensorferry\[hub\]"):
+    with pytest.raises(ConfigError, match=r"pip install 'tensorferry\[hub\]'"):
         fetch_snapshot(NAME, everything)
 
 
