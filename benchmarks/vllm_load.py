@@ -108,9 +108,10 @@ def work(folder: Path, way: str) -> None:
 
 
 def told_to() -> None:
-    """Say that this rank is ready, and wait for the others."""
+    """Say that this rank is ready, and wait for the others; end where nobody waits for it any more."""
     print(json.dumps({"ready": True}), flush=True)
-    sys.stdin.readline()
+    if not sys.stdin.readline():
+        raise SystemExit(1)
 
 
 def timed(model: Any, model_config: Any, way: str) -> dict[str, Any]:

@@ -234,9 +234,10 @@ class Exchange:
         return True
 
     def _tell(self, ranks: Iterable[int], message: Message) -> None:
+        """Send a message. A rank that it does not reach is lost when all has been heard that it said before."""
         for rank in ranks:
             if rank not in self._gone and not self._links[rank].send(message):
-                self._lose(rank)
+                self._links[rank].end()
 
     def _heard(self, rank: int, message: Message) -> None:
         kind, one, two, tray = message

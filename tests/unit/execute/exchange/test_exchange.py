@@ -395,6 +395,27 @@ def test_what_was_handed_on_can_be_taken_when_its_rank_has_ended(pair: tuple[Exc
 
 
 @pytest.mark.usefixtures("patient")
+def test_what_was_handed_on_is_taken_though_its_rank_has_ended_before_that_was_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    go_on, hear = threading.Event(), exchange.listen
+
+    def late(links: dict[int, Link], *telling: Any) -> None:
+        if 0 in links:  # the second one listens
+            go_on.wait(10)
+        hear(links, *telling)
+
+    monkeypatch.setattr(exchange, "listen", late)
+    with sharing((0, 2), (2, 4)) as ((first, second), shared):
+        first.give(shared, 0, torch.tensor([1, 2, 3, 4], dtype=torch.uint8), 0, going_on)
+        first.close()
+        second.give(shared, 1, torch.zeros(4, dtype=torch.uint8), 0, going_on)  # which reaches nobody
+        threading.Timer(0.2, go_on.set).start()
+        with second.taken(shared, 0, 0, 4, going_on) as there:
+            assert there is not None
+            assert there.tolist() == [3, 4]
+
+
 def test_what_there_is_no_tray_for_is_not_waited_for(pair: tuple[Exchange, Exchange, SharedRows]) -> None:
     first, second, shared = pair
     data = torch.tensor([1, 2, 3, 4], dtype=torch.uint8)
