@@ -15,14 +15,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tensorferry.core.amounts import human_bytes
 from tensorferry.errors import ConfigError, LocateError, UnsafeFile, WriteError, shown
 from tensorferry.formats.writing import sync_folder
+from tensorferry.storage.full_disk import lacking
 
 __all__ = ["building", "real_destination", "refuse_taken", "telling_of_the_disk"]
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def real_destination(given: str | os.PathLike[str]) -> Path:
@@ -177,9 +176,6 @@ def telling_of_the_disk(destination: Path, needed: int) -> Iterator[None]:
     except OSError as error:
         if error.errno is None:
             raise  # of the source: reading has errors of its own
-        lacking = ""
-        if error.errno in _FULL:
-            free = shutil.disk_usage(destination.parent).free
-            lacking = f" ({human_bytes(needed)} are needed, {human_bytes(free)} are free)"
-        said = f"{shown(str(destination), 300)}: {error.strerror}{lacking}; nothing is left half written"
+        room = lacking(error, destination.parent, needed)
+        said = f"{shown(str(destination), 300)}: {error.strerror}{room}; nothing is left half written"
         raise WriteError(said, error.errno) from error

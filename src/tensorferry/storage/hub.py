@@ -6,13 +6,11 @@ All transfer, caching and locking is huggingface_hub's, an extra that is importe
 from __future__ import annotations
 
 import contextlib
-import errno
 import glob
 import logging
 import os
 import posixpath
 import re
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +19,6 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from tensorferry.core.amounts import human_bytes
 from tensorferry.errors import (
     AccessDenied,
     ConfigError,
@@ -33,6 +30,7 @@ from tensorferry.errors import (
     shown,
 )
 from tensorferry.storage.base import File
+from tensorferry.storage.full_disk import lacking
 
 __all__ = ["Chooser", "Listing", "Snapshot", "fetch_snapshot", "is_offline"]
 
@@ -219,12 +217,9 @@ class _Hub:
         return ReadError(f"{self._name} at {self.endpoint}: fetching it did not succeed ({said}): try again")
 
     def _refused_by_disk(self, error: OSError, nbytes: int) -> WriteError:
-        lacking = ""
-        if error.errno in (errno.ENOSPC, errno.EDQUOT) and self._cache.root.is_dir():
-            free = human_bytes(shutil.disk_usage(self._cache.root).free)
-            lacking = f" ({f'{human_bytes(nbytes)} are needed, ' if nbytes else ''}{free} are free)"
-        where = shown(str(self._cache.root), 300)
-        return WriteError(f"{self._name}: the cache {where}: {error.strerror}{lacking}", error.errno)
+        root = self._cache.root
+        room = lacking(error, root, nbytes) if root.is_dir() else ""
+        return WriteError(f"{self._name}: the cache {shown(str(root), 300)}: {error.strerror}{room}", error.errno)
 
     @contextlib.contextmanager
     def errors_explained(self) -> Iterator[None]:

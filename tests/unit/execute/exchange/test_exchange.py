@@ -29,7 +29,7 @@ from tensorferry.errors import ReadError
 from tensorferry.execute import ThreadedExecutor
 from tensorferry.execute.base import Counters
 from tensorferry.execute.exchange import Exchange, Party, exchange
-from tensorferry.execute.exchange.links import Door, Link, connected, neighbourhood
+from tensorferry.execute.exchange.links import Door, Link, connected, listen, neighbourhood
 from tensorferry.execute.exchange.rows import Rows, SharedRows
 from tensorferry.execute.exchange.trays import Trays
 from tensorferry.storage.base import File
@@ -398,12 +398,12 @@ def test_what_was_handed_on_can_be_taken_when_its_rank_has_ended(pair: tuple[Exc
 def test_what_was_handed_on_is_taken_though_its_rank_has_ended_before_that_was_heard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    go_on, hear = threading.Event(), exchange.listen
+    go_on = threading.Event()
 
     def late(links: dict[int, Link], *telling: Any) -> None:
         if 0 in links:  # the second one listens
             go_on.wait(10)
-        hear(links, *telling)
+        listen(links, *telling)
 
     monkeypatch.setattr(exchange, "listen", late)
     with sharing((0, 2), (2, 4)) as ((first, second), shared):
