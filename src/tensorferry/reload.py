@@ -100,6 +100,8 @@ class Reloader:
         telling = progress_of(progress)
         with opened(path, self._options, self._opening) as checkpoint, self._mode_kept():
             seconds: dict[str, float] = {}
+            if self._kept is not None:  # before all of the checkpoint is read to be verified, and the model laid out
+                refuse_differences(self._kept.catalogue, checkpoint.catalogue, checkpoint.uri)
             with timed(seconds, "verify") if verify else nullcontext():
                 verified = verify_files(checkpoint, progress=telling).summary if verify else Prepared.verified
             aside = Aside(self._model)
@@ -137,7 +139,6 @@ class Reloader:
         kept = self._kept
         if kept is None:
             return prepare(self._model, checkpoint, rules=self._rules, strict=self._strict)
-        refuse_differences(kept.catalogue, checkpoint.catalogue, checkpoint.uri)
         _refuse_other_model(kept.prepared.target, describe(self._model))
         plan = None if _may_untie(kept.prepared) else rebased(kept.prepared.plan, checkpoint.catalogue)
         if plan is None:

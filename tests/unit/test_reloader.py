@@ -110,6 +110,20 @@ def test_another_layout_is_refused_before_anything_is_touched(tmp_path: Path) ->
     assert torch.equal(model.weight, ar(3, 2))
 
 
+def test_another_layout_is_refused_before_all_of_it_is_read_to_be_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reloader = Reloader(nn.Linear(2, 3))
+    reloader.load(checkpoint(tmp_path / "a", 0), verify=True)
+    verify = mock.Mock(side_effect=tensorferry.reload.verify_files)
+    monkeypatch.setattr(tensorferry.reload, "verify_files", verify)
+    reloader.load(checkpoint(tmp_path / "b", 1), verify=True)
+    assert verify.call_count == 1
+    with pytest.raises(PlanError, match="offset is new"):
+        reloader.load(checkpoint(tmp_path / "c", 2, offset=ar(3)), verify=True)
+    assert verify.call_count == 1
+
+
 def test_a_model_that_has_changed_is_refused(tmp_path: Path) -> None:
     model = nn.Linear(2, 3)
     reloader = Reloader(model)

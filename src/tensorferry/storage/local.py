@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import resource
 import sys
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from threading import Lock, local
 from types import TracebackType
-from typing import Literal, Self, TypeVar
+from typing import Literal, Self
 
 from tensorferry.errors import ReadError
 from tensorferry.storage.base import File, Uncached
@@ -20,12 +18,12 @@ from tensorferry.storage.direct import Filled, Spare
 from tensorferry.storage.folder import Folder, Identity, identity_of, located, refuse_irregular
 from tensorferry.storage.handle import Handle, fill, mapped, place_of, read_as_asked
 from tensorferry.storage.leases import lent
+from tensorferry.storage.open_files import OpenFiles
 from tensorferry.storage.page_cache import absent_ranges, cached_share, forget
 from tensorferry.storage.runs import fill_runs
 
 __all__ = ["Counters", "LocalStorage"]
 
-_T = TypeVar("_T")
 _Views = list[memoryview]
 _SHARE = 8  # one in so many of the descriptors that the process may have is that of one of our files, which have two
 
@@ -65,14 +63,12 @@ class LocalStorage:
         max_open: int = 128,
     ) -> None:
         self._folder = Folder(root, inside=inside, links_to=links_to)
-        self._max_open = min(max_open, _most_descriptors() // _SHARE)
+        self._files = OpenFiles(min(max_open, _most_descriptors() // _SHARE), self._folder.label)
         self._lock = Lock()
-        self._handles: OrderedDict[str, Handle] = OrderedDict()
         self._opened: dict[str, Identity] = {}
         self._maps: dict[tuple[str, bool], memoryview] = {}
         self._spare = local()
         self._counters = Counters()
-        self._closed = False
 
     @property
     def uri(self) -> str:
@@ -180,8 +176,8 @@ class LocalStorage:
 
     def uncached(self, path: str) -> Uncached:
         """Return whether `path` can be read past the page cache; see `SupportsUncached`."""
-        with self._held(path) as handle, self._lock:
-            direct = self._with_room(handle.direct)
+        with self._held(path) as handle:
+            direct = self._files.with_room(handle.direct)
         return Uncached(direct.fd >= 0, direct.why)
 
     def cached_share(self, path: str, offset: int, length: int) -> float:
@@ -234,13 +230,15 @@ class LocalStorage:
         under a tensor would kill the process.
         """
         key = path, writable
-        with self._held(path) as handle, self._lock:
-            if key not in self._maps:
-                try:
-                    self._maps[key] = self._with_room(lambda: mapped(handle.fd, writable=writable))
-                except OSError as error:
-                    raise located(error, f"{self._folder.label(path)}: cannot be mapped") from None
-            return self._maps[key]
+        with self._held(path) as handle, self._files.turn(path):
+            if (known := self._maps.get(key)) is not None:
+                return known
+            try:
+                view = self._files.with_room(lambda: mapped(handle.fd, writable=writable))
+            except OSError as error:
+                raise located(error, f"{self._folder.label(path)}: cannot be mapped") from None
+            self._maps[key] = view
+            return view
 
     def kind(self, path: str) -> Literal["local", "network"]:
         """Return "network" where `path` lies on a file system of another machine, or one in user space."""
@@ -265,13 +263,8 @@ class LocalStorage:
 
     def close(self) -> None:
         """Close all files and mappings; idempotent. A file that another thread is reading is closed when that ends."""
-        with self._lock:
-            self._closed = True
-            idle = [handle for handle in self._handles.values() if not handle.users]
-            self._handles.clear()
-            self._maps.clear()
-        for handle in idle:
-            handle.close()
+        self._files.close()
+        self._maps.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -282,57 +275,16 @@ class LocalStorage:
     def __repr__(self) -> str:
         return f"LocalStorage({self.uri!r})"
 
-    @contextmanager
-    def _held(self, path: str) -> Iterator[Handle]:
-        """Yield the open file of `path`, which is not closed within the block."""
-        handle = self._acquire(path)
-        try:
-            yield handle
-        finally:
-            self._release(handle)
-
-    def _acquire(self, path: str) -> Handle:
-        with self._lock:
-            if self._closed:
-                raise ReadError(f"{self._folder.label(path)}: its storage was closed")
-            handle = self._handles.get(path)
-            if handle is None:
-                handle = self._handles[path] = self._open(path)
-            handle.users += 1
-            self._handles.move_to_end(path)
-            if len(self._handles) > self._max_open:
-                self._evict(self._max_open)
-        return handle
-
-    def _release(self, handle: Handle) -> None:
-        with self._lock:
-            handle.users -= 1
-            unwanted = not handle.users and self._handles.get(handle.path) is not handle
-        if unwanted:
-            handle.close()
-
-    def _evict(self, most: int) -> bool:
-        """Close idle files until at most `most` are open; return whether there was one to close."""
-        idle = [path for path, handle in self._handles.items() if not handle.users][: len(self._handles) - most]
-        for path in idle:
-            self._handles.pop(path).close()
-        return bool(idle)
-
-    def _with_room(self, act: Callable[[], _T]) -> _T:
-        """Return ``act()``, which takes a descriptor: where the process has none left, ours make room for it."""
-        while True:
-            try:
-                return act()
-            except OSError as error:
-                if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._evict(len(self._handles) // 2):
-                    raise
+    def _held(self, path: str) -> AbstractContextManager[Handle]:
+        """Return what has the file of `path` open within its block."""
+        return self._files.held(path, self._open)
 
     def _open(self, path: str) -> Handle:
         real, _ = self._folder.resolve(path)
         try:
             # The real path has no links, so a link there now was just put in; a pipe just put in would wait forever.
             flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
-            handle = self._with_room(lambda: Handle(path, os.open(real, flags)))
+            handle = self._files.with_room(lambda: Handle(path, os.open(real, flags)))
         except OSError as error:
             raise located(error, self._folder.label(path)) from None
         try:
@@ -340,7 +292,9 @@ class LocalStorage:
             refuse_irregular(info, self._folder.label(path))
             if (place := place_of(handle.fd)) is not None:  # a folder on the way may have become a link meanwhile
                 self._folder.refuse_outside(path, place)
-            self._refuse_change(path, self._opened.setdefault(path, identity_of(info)), identity_of(info))
+            with self._lock:
+                before = self._opened.setdefault(path, identity_of(info))
+            self._refuse_change(path, before, identity_of(info))
         except BaseException:
             handle.close()
             raise
@@ -349,11 +303,9 @@ class LocalStorage:
 
     def _identities(self, path: str) -> Iterator[Identity | None]:
         """Yield what `path` is now: the file that is open, if one is, then the file that the path leads to."""
-        with self._lock:
-            handle = self._handles.get(path)
-            info = None if handle is None else os.fstat(handle.fd)
-        if info is not None:
-            yield identity_of(info)
+        with self._files.held_if_open(path) as handle:
+            if handle is not None:
+                yield identity_of(os.fstat(handle.fd))
         yield self._folder.now(path)
 
     def _refuse_change(self, path: str, before: Identity, now: Identity | None) -> None:

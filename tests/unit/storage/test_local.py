@@ -8,7 +8,7 @@ import resource
 import socket
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy
@@ -284,6 +284,29 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+class Hanging:
+    """Opening b.safetensors, which goes on when it is told to. times: how often it was begun."""
+
+    def __init__(self) -> None:
+        self.began, self.goes_on, self.times = threading.Event(), threading.Event(), 0
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
+    told, real = Hanging(), os.open
+
+    def slow(path: str, flags: int) -> int:
+        if path.endswith("b.safetensors"):
+            told.times += 1
+            told.began.set()
+            told.goes_on.wait(30)
+        return real(path, flags)
+
+    monkeypatch.setattr(os, "open", slow)
+    yield told
+    told.goes_on.set()
+
+
 class TestOpenFiles:
     def test_a_bounded_number_stays_open(self, tmp_path: Path) -> None:
         for n in range(50):
@@ -319,6 +342,57 @@ class TestOpenFiles:
             for _ in range(3):
                 read(storage, "b.safetensors", 0, 1)
         assert opened == [str(folder / "b.safetensors")]
+
+    def test_a_file_that_many_threads_want_is_opened_once(self, folder: Path, hanging: Hanging) -> None:
+        with LocalStorage(folder) as storage:
+            threads = [threading.Thread(target=read, args=(storage, "b.safetensors", 0, 1)) for _ in range(8)]
+            for thread in threads:
+                thread.start()
+            assert hanging.began.wait(10)
+            hanging.goes_on.set()
+            for thread in threads:
+                thread.join()
+            assert hanging.times == 1
+
+    def test_an_opening_that_hangs_holds_up_no_other_file_and_no_closing(self, folder: Path, hanging: Hanging) -> None:
+        before = open_files()
+        storage, met = LocalStorage(folder), []
+
+        def late() -> None:
+            try:
+                read(storage, "b.safetensors", 0, 1)
+            except ReadError as error:
+                met.append(str(error))
+
+        thread = threading.Thread(target=late)
+        thread.start()
+        assert hanging.began.wait(10)
+        assert read(storage, "a.safetensors", 0, 2) == DATA[::-1][:2]
+        assert storage.uncached("a.safetensors").why is not None
+        assert len(storage.map("a.safetensors")) == len(DATA)
+        storage.check_unchanged()
+        storage.close()
+        hanging.goes_on.set()
+        thread.join()
+        assert len(met) == 1
+        assert "b.safetensors" in met[0]
+        assert "its storage was closed" in met[0]
+        assert open_files() == before
+
+    def test_what_could_not_be_opened_is_tried_again(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        real = os.open
+        fails = [True]
+
+        def flaky(path: str, flags: int) -> int:
+            if fails.pop() if fails else False:
+                raise OSError(errno.EIO, "Input/output error", path)
+            return real(path, flags)
+
+        with LocalStorage(folder) as storage:
+            monkeypatch.setattr(os, "open", flaky)
+            with pytest.raises(ReadError, match="Input/output error"):
+                read(storage, "b.safetensors", 0, 1)
+            assert read(storage, "b.safetensors", 0, 1) == DATA[:1]
 
     def test_after_closing_nothing_is_read(self, folder: Path) -> None:
         storage = LocalStorage(folder)
