@@ -10,9 +10,8 @@ import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import Any
 
-import torch.distributed as dist
 from torch import nn
 from vllm.distributed import parallel_state
 from vllm.logger import init_logger
@@ -25,7 +24,6 @@ from tensorferry.parallel import Agreement, Ranks
 __all__ = [
     "BaseModelLoader",
     "agreement",
-    "exchanged",
     "from_modelscope",
     "has_default_scales",
     "is_drafted",
@@ -43,8 +41,6 @@ log: logging.Logger = init_logger("vllm.tensorferry")
 
 _EAGLE = ("eagle", "eagle3")
 """Methods of speculation whose heads may do without an embedding and an output layer of their own."""
-
-_T = TypeVar("_T")
 
 _given: ContextVar[Any] = ContextVar("_given", default=None)
 """The configuration that vLLM loads a model with; before 0.14 it is not the current one by then."""
@@ -71,16 +67,6 @@ def agreement(model_config: Any) -> Agreement:
 def ranks(model_config: Any) -> Ranks:
     """Return the ranks that load this model, and which of them this one is."""
     return _counted(_groups(model_config))
-
-
-def exchanged(model_config: Any, told: _T) -> list[_T]:
-    """Return what each rank that loads this model tells, in the order of ranks. All of them have to call it."""
-    said = [told]
-    for group in _groups(model_config):
-        rows: list[Any] = [None] * group.world_size
-        dist.all_gather_object(rows, said, group=group.cpu_group)
-        said = [one for row in rows for one in row]
-    return said
 
 
 def is_drafted(model_config: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -66,7 +67,7 @@ class TensorferryLoader(engine.BaseModelLoader):
                 online = engine.quantizes_while_loading(model)
                 load = None if online else self._planned(model, checkpoint, model_config)
                 party = until_loaded.enter_context(closing(party_of(load)))
-            told = engine.exchanged(model_config, (uses_of(load), party.offer))
+            told = [json.loads(one) for one in ranks.exchanged(json.dumps([uses_of(load), party.offer]))]
             with ranks.together():
                 if load is not None:
                     refuse_misfit(load, [uses for uses, _ in told])

@@ -117,21 +117,21 @@ def reading_together(load: Planned, party: Party, offers: Sequence[str], rank: i
             load.own.reading = OwnReading(load.config)
 
 
-def uses_of(load: Planned | None) -> bytes:
-    """Return which entries a rank uses, to be told to the others: a digest of all names, and a byte for each entry."""
+def uses_of(load: Planned | None) -> str:
+    """Return which entries a rank uses, to be told to the others: a digest of all names, and 1 or 0 for each entry."""
     if load is None:
-        return b""
+        return ""
     names, unused = load.own.prepared.checkpoint.catalogue, set(load.own.prepared.plan.unexpected)
-    return _digest(names) + bytes(name not in unused for name in names)
+    return _digest(names) + "".join("0" if name in unused else "1" for name in names)
 
 
-def refuse_misfit(load: Planned, uses: Sequence[bytes]) -> None:
+def refuse_misfit(load: Planned, uses: Sequence[str]) -> None:
     """Raise PlanError with every problem. uses: of all ranks; what one of them uses is not unexpected on another."""
     prepared = load.own.prepared
     names = list(prepared.checkpoint.catalogue)
     digest = _digest(names)
     same = [told[len(digest) :] for told in uses if told.startswith(digest)]
-    elsewhere = {name for name, used in zip(names, map(any, zip(*same, strict=True)), strict=False) if used}
+    elsewhere = {name for name, used in zip(names, zip(*same, strict=True), strict=False) if "1" in used}
     is_needed = [p.kind is ProblemKind.UNEXPECTED and p.subject in elsewhere for p in prepared.plan.problems]
     dropped = [
         Dropped(p.subject, _ELSEWHERE) for p, needed in zip(prepared.plan.problems, is_needed, strict=True) if needed
@@ -142,8 +142,8 @@ def refuse_misfit(load: Planned, uses: Sequence[bytes]) -> None:
     api.refuse_misfit(load.own.prepared, load.own.model)
 
 
-def _digest(names: Iterable[str]) -> bytes:
-    return sha256("\0".join(names).encode()).digest()
+def _digest(names: Iterable[str]) -> str:
+    return sha256("\0".join(names).encode()).hexdigest()
 
 
 def _settled(plan: Plan, is_padding: IsPadding, left: Mapping[str, str]) -> Plan:
