@@ -18,7 +18,7 @@ from tensorferry.compat.vllm import engine
 from tensorferry.compat.vllm.options import load_config, options_for, with_turn
 from tensorferry.compat.vllm.planning import Planned, party_of, planned, reading_together, refuse_misfit, uses_of
 from tensorferry.compat.vllm.quantizing import stream_online
-from tensorferry.compat.vllm.reloading import Needs, is_elsewhere, needs_of, remember, remember_place, restored
+from tensorferry.compat.vllm.reloading import Needs, is_elsewhere, needs_of, remember, restored, taken
 from tensorferry.compat.vllm.sources import open_for, sources_of
 from tensorferry.compat.vllm.telling import progress_in, tell, warnings_in
 from tensorferry.loaders.sources import locate
@@ -78,8 +78,8 @@ class TensorferryLoader(engine.BaseModelLoader):
                     rank = engine.ranks(model_config).rank
                     with reading_together(load, party, [offer for _, offer in told], rank):
                         report = self._run(model, load, ranks.watch)
-                    remember(model, load.own.traced, checkpoint.catalogue)
-        remember_place(model, str(model_config.model))
+        needs = None if load is None else taken(load.own.traced, checkpoint.catalogue)
+        remember(model, str(model_config.model), needs)
         self.report = replace(report, seconds={**seconds, **report.seconds})
         tell(engine.log, self.report, checkpoint.catalogue.nbytes)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -24,7 +25,7 @@ from tensorferry.modules.trace import Traced
 from tensorferry.numerics.memory import zeros_of
 from tensorferry.problems import Problem, ProblemKind
 
-__all__ = ["Needs", "is_elsewhere", "needs_of", "remember", "remember_place", "restored"]
+__all__ = ["Needs", "is_elsewhere", "needs_of", "remember", "restored", "taken"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,40 +39,43 @@ class Needs:
     useless: frozenset[str]
 
 
-_needs: WeakKeyDictionary[nn.Module, Needs] = WeakKeyDictionary()
-"""Of the models that were loaded in this process and are alive."""
+class _Loaded(NamedTuple):
+    """A load that has been done. place: where vLLM said that the weights are. needs: None where it needed all."""
 
-_places: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
-"""Where vLLM said that their weights are, when they were loaded."""
+    place: str
+    needs: Needs | None
 
 
-def remember(model: nn.Module, traced: Traced, catalogue: Catalogue) -> None:
-    """Keep what the plan of `model` took of `catalogue`. What is streamed counts as whole.
+_loaded: WeakKeyDictionary[nn.Module, _Loaded] = WeakKeyDictionary()
+"""The last load of each model that was loaded in this process and is alive."""
+
+
+def remember(model: nn.Module, place: str, needs: Needs | None) -> None:
+    """Keep what a load of `model` took, and where vLLM said that its weights are."""
+    _loaded[model] = _Loaded(place, needs)
+
+
+def taken(traced: Traced, catalogue: Catalogue) -> Needs | None:
+    """Return what a plan takes of `catalogue`, None where that cannot be said. What is streamed counts as whole.
 
     So does what the loader took and overwrote later: vLLM's reload may keep the first of its writes.
     """
+    if traced.fallback is not None or any(entry.made for entry in catalogue.values()):
+        return None
     regions: dict[str, dict[Region, None]] = defaultdict(dict)
     for source in (s for step in traced.plan.steps for s in step.sources):
         regions[source.entry.name][source.region] = None
-    simple = not any(entry.made for entry in catalogue.values()) and traced.fallback is None
-    if not simple:
-        _needs.pop(model, None)
-        return
     whole = set(traced.stream)
     parts = {name: tuple(found) for name, found in regions.items() if name not in whole}
     shapes = {name: catalogue[name].shape for name in (*parts, *whole)}
     useless = catalogue.keys() - shapes.keys() - {dropped.name for dropped in traced.plan.dropped}
-    _needs[model] = Needs(shapes, parts, frozenset(useless))
-
-
-def remember_place(model: nn.Module, place: str) -> None:
-    """Keep where vLLM said that the weights of `model` are."""
-    _places[model] = place
+    return Needs(shapes, parts, frozenset(useless))
 
 
 def is_elsewhere(model: nn.Module, place: str) -> bool:
     """Whether `model` was loaded when vLLM said that its weights were somewhere else than at `place`."""
-    return _places.get(model, place) != place
+    known = _loaded.get(model)
+    return known is not None and known.place != place
 
 
 def needs_of(model: nn.Module, checkpoint: Checkpoint) -> Needs | None:
@@ -79,9 +83,10 @@ def needs_of(model: nn.Module, checkpoint: Checkpoint) -> Needs | None:
 
     Raises PlanError where `checkpoint` lacks an entry of it, or has it in another shape.
     """
-    needs = _needs.get(model)
-    if needs is None:
+    known = _loaded.get(model)
+    if known is None or known.needs is None:
         return None
+    needs = known.needs
     problems = [p for name, shape in needs.shapes.items() if (p := _misfit(checkpoint.catalogue, name, shape))]
     if problems:
         raise PlanError(f"{shown(checkpoint.uri, 300)}: {describe_problems(problems)}", problems)
