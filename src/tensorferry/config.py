@@ -71,9 +71,10 @@ class ReadOptions:
     bytes are not in the cache, "never", or "always", which is refused where a file system cannot. keep_cache: whether
     what a load brings into the page cache stays there; what was there before stays in either case.
     shared: whether other ranks on this machine load from the same files meanwhile. Then reads of which they need a
-    quarter or more go through the page cache, for the disk to give them once. None: where torchrun started several.
+    quarter or more go through the page cache, for the disk to give them once. None: what ranks find out that load a
+    model together, as with `load_model`; else where torchrun started several.
     turn: which of how many ranks that share files this one is, counted from 0: by strategy "lazy" each begins to read
-    elsewhere, so that the disk gives one what the others will find in the cache. None: what torchrun says.
+    elsewhere, so that the disk gives one what the others will find in the cache. None: as with `shared`.
     exchange: whether ranks that share files and need parts of the same rows each read some of these and hand them on,
     rather than have the page cache do that, where a loader has them meet: that of vLLM does, and `load_model`. They
     begin at the same place then, whatever `turn` says. Not with direct "never", nor `mapped`.
@@ -147,6 +148,12 @@ class ReadOptions:
     def settled(self, kind: StorageKind) -> Self:
         """Return these options for a checkpoint on storage of that kind, unless they say which kind it is."""
         return replace(self, storage_kind=kind) if self.storage_kind == "auto" else self
+
+    def among(self, which: int, of: int) -> Self:
+        """Return these options for the rank `which`, counted from 0, of `of` that share files, unless they say so."""
+        if self.shared is not None or self.turn is not None:
+            return self
+        return replace(self, shared=of > 1, turn=(which, of) if of > 1 else None)
 
     @classmethod
     def suited_to(cls, kind: str, **options: Any) -> Self:

@@ -13,7 +13,7 @@ import torch
 from helpers.ranks import Ranks
 from helpers.tiny_transformers import saved
 from helpers.weights import variant
-from tensorferry import ParallelConfig, ReadOptions, load_model
+from tensorferry import ParallelConfig, load_model
 from tensorferry.execute import in_strips, strips
 from tensorferry.execute.exchange import rows
 from tensorferry.execute.exchange.links import neighbourhood
@@ -88,8 +88,7 @@ def read_together(rank: int, size: int, folder: Path) -> tuple[torch.Tensor, int
         patch.setattr(rows, "LEAST", 64)
         patch.setattr(in_strips, "LEAST", 64)
         patch.setattr(strips, "_PART", 16)
-        options = ReadOptions(shared=True)
-        model, report = load_model(folder, parallel=parallel(rank, size, size, 1), options=options, return_report=True)
+        model, report = load_model(folder, parallel=parallel(rank, size, size, 1), return_report=True)
     with torch.inference_mode():
         return model(IDS).logits, report.ways.get("from another rank", 0)
 

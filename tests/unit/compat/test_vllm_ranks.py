@@ -16,8 +16,10 @@ from helpers.fake_vllm import FakeVllm, installed, model_config
 from helpers.old_loaders import NanoModel, nano_checkpoint, poisoned
 from helpers.ranks import Fault, Ranks
 from helpers.vllm_loading import is_untouched, load, rewrite
-from tensorferry import PlanError
+from tensorferry import PlanError, ReadOptions
+from tensorferry.execute.exchange import links, neighbours
 from tensorferry.execute.exchange.links import neighbourhood
+from tensorferry.execute.threaded import ThreadedExecutor
 from tensorferry.execute.ways import Ways
 
 
@@ -164,6 +166,51 @@ def test_ranks_read_columns_for_each_other(two_ranks: Ranks, tmp_path: Path, rea
     else:
         assert handed_on == [matrix.nbytes // 4] * 2
         assert sum(nbytes for _, nbytes, _ in found) == matrix.nbytes
+
+
+def load_and_tell(rank: int, size: int, folders: list[Path], machines: int, read: dict[str, Any]) -> list[Any]:
+    """Load on one of some machines, from one of some folders; return how that was done."""
+    import torch.distributed as dist
+
+    used: list[ReadOptions] = []
+    made = ThreadedExecutor.of
+
+    def of(options: ReadOptions, exchange: Any = None) -> ThreadedExecutor:
+        used.append(options)
+        return made(options, exchange)
+
+    with installed() as vllm, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ThreadedExecutor, "of", of)
+        for module in (neighbours, links):
+            patch.setattr(module, "boot", lambda: f"machine{rank * machines // size}")
+        vllm.share(size, rank, dist.group.WORLD)
+        model = Columns(rank % 2)
+        load(vllm, folders[rank % len(folders)], model, read=read)
+        right = bool(model.w.detach().eq(torch.arange(1024).view(-1, 1)).all())
+        return [right, used[-1].is_shared, used[-1].settled_turn]
+
+
+@pytest.mark.parametrize(
+    ("copies", "machines", "read", "turns"),
+    [
+        (1, 1, {}, [(0, 4), (1, 4), (2, 4), (3, 4)]),
+        (1, 2, {}, [(0, 2), (1, 2), (0, 2), (1, 2)]),
+        (1, 4, {}, None),
+        (2, 1, {}, [(0, 2), (0, 2), (1, 2), (1, 2)]),
+        (4, 1, {}, None),
+        (1, 1, {"shared": False}, None),
+        (4, 1, {"shared": True}, [(0, 1)] * 4),
+    ],
+)
+def test_ranks_find_out_who_shares_their_files(
+    four_ranks: Ranks, tmp_path: Path, copies: int, machines: int, read: dict[str, Any], turns: Any
+) -> None:
+    matrix = torch.arange(1024, dtype=torch.float32).view(-1, 1).expand(1024, 1024).contiguous()
+    folders = [tmp_path / str(n) for n in range(copies)]
+    for folder in folders:
+        write_safetensors(folder / "model.safetensors", {"w": matrix})
+    found = four_ranks.run(load_and_tell, folders, machines, read)
+    assert found == [[True, turns is not None, turn] for turn in turns or [(0, 1)] * 4]
 
 
 @pytest.mark.parametrize("drafted", [False, True])

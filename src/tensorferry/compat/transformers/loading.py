@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import replace
@@ -29,7 +30,7 @@ from tensorferry.config import ParallelConfig, ReadOptions
 from tensorferry.core.catalogue import Catalogue
 from tensorferry.core.plan import Strictness
 from tensorferry.errors import ConfigError, LocateError, shown
-from tensorferry.execute.exchange import Party
+from tensorferry.execute.exchange import Party, sharing, told_of
 from tensorferry.execute.threaded import ThreadedExecutor
 from tensorferry.formats.download import local_path
 from tensorferry.modules.describe import places
@@ -149,10 +150,12 @@ def load_model(
             prepared = prepare(model, checkpoint, strict=strict, adapted=how)
             prepared = replace(prepared, notes=(*notes, *prepared.notes))
             refuse_misfit(prepared, model)
-            reading = checkpoint.options
-            schedule = scheduled(prepared) if reading.hands_on and settled.type == "cpu" else None
+            hands_on = checkpoint.options.among(mine.rank, mine.size).hands_on and settled.type == "cpu"
+            schedule = scheduled(prepared) if hands_on else None
             party = until_loaded.enter_context(closing(Party(schedule, checkpoint.storage)))
-        offers = ranks.exchanged(party.offer)
+            told = json.dumps([party.offer, told_of(checkpoint.storage, checkpoint.catalogue.files)])
+        offers, files = zip(*map(json.loads, ranks.exchanged(told)), strict=True)
+        reading = checkpoint.options.among(*sharing(files, mine.rank)) if mine.size > 1 else checkpoint.options
         with (
             ranks.together(touches=True),
             party.meet(offers, mine.rank, reading.workers) or nullcontext() as exchange,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
@@ -15,13 +15,16 @@ from torch import nn
 from tensorferry import api
 from tensorferry.checkpoint import Checkpoint
 from tensorferry.compat.vllm import engine
-from tensorferry.compat.vllm.options import load_config, options_for, with_turn
+from tensorferry.compat.vllm.options import assumed, load_config, options_for
 from tensorferry.compat.vllm.planning import Planned, party_of, planned, reading_together, refuse_misfit, uses_of
 from tensorferry.compat.vllm.quantizing import stream_online
 from tensorferry.compat.vllm.reloading import Needs, is_elsewhere, needs_of, remember, restored, taken
 from tensorferry.compat.vllm.sources import open_for, sources_of
 from tensorferry.compat.vllm.telling import progress_in, tell, warnings_in
+from tensorferry.config import LoadConfig, ReadOptions
+from tensorferry.execute.exchange import sharing, told_of
 from tensorferry.loaders.sources import locate
+from tensorferry.parallel import Ranks
 from tensorferry.progress import SILENT, Progress
 from tensorferry.report import Report
 from tensorferry.timing import timed
@@ -67,16 +70,18 @@ class TensorferryLoader(engine.BaseModelLoader):
                 online = engine.quantizes_while_loading(model)
                 load = None if online else self._planned(model, checkpoint, model_config)
                 party = until_loaded.enter_context(closing(party_of(load)))
-            told = [json.loads(one) for one in ranks.exchanged(json.dumps([uses_of(load), party.offer]))]
+                mine = json.dumps([uses_of(load), party.offer, told_of(checkpoint.storage, checkpoint.catalogue.files)])
+            uses, offers, files = zip(*map(json.loads, ranks.exchanged(mine)), strict=True)
             with ranks.together():
                 if load is not None:
-                    refuse_misfit(load, [uses for uses, _ in told])
+                    refuse_misfit(load, uses)
             with ranks.together(touches=True):
                 if load is None:
-                    report = stream_online(model, checkpoint, self.config, self._progress, ranks.watch)
+                    config = self._assumed(model_config)
+                    report = stream_online(model, checkpoint, config, self._progress, ranks.watch)
                 else:
                     rank = engine.ranks(model_config).rank
-                    with reading_together(load, party, [offer for _, offer in told], rank):
+                    with reading_together(load, party, offers, rank, self._read_options(files, rank)):
                         report = self._run(model, load, ranks.watch)
         needs = None if load is None else taken(load.own.traced, checkpoint.catalogue)
         remember(model, str(model_config.model), needs)
@@ -97,16 +102,25 @@ class TensorferryLoader(engine.BaseModelLoader):
                 checkpoint = if_refused.enter_context(self._opened(model_config, model, moved=moved))
                 needs = needs_of(model, checkpoint)
             if_refused.pop_all()
-        return self._restored(checkpoint, needs)
+        return self._restored(checkpoint, needs, self._assumed(model_config))
 
-    def _restored(self, checkpoint: Checkpoint, needs: Needs | None) -> Iterator[tuple[str, torch.Tensor]]:
-        with checkpoint, closing(restored(checkpoint, needs, self.config)) as tensors:
+    def _restored(
+        self, checkpoint: Checkpoint, needs: Needs | None, config: LoadConfig
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        with checkpoint, closing(restored(checkpoint, needs, config)) as tensors:
             yield from tensors
 
     def _planned(self, model: nn.Module, checkpoint: Checkpoint, model_config: Any) -> Planned:
         shared = partial(engine.shared_with_served, model, model_config)
-        config = with_turn(self.config, engine.ranks(model_config))
-        return planned(model, checkpoint, config, engine.has_default_scales, shared)
+        return planned(model, checkpoint, self._assumed(model_config), engine.has_default_scales, shared)
+
+    def _assumed(self, model_config: Any) -> LoadConfig:
+        return assumed(self.config, engine.ranks(model_config))
+
+    def _read_options(self, files: Sequence[str], rank: int) -> ReadOptions:
+        """Return how this rank reads, told the files of all. Nobody knows whether other engines share those of one."""
+        alone = len(files) == 1
+        return assumed(self.config, Ranks(1, 0)).read if alone else self.config.read.among(*sharing(files, rank))
 
     def _run(self, model: nn.Module, load: Planned, watch: Any) -> Report:
         own = load.own

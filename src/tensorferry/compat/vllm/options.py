@@ -12,7 +12,7 @@ from tensorferry.errors import ConfigError
 from tensorferry.formats.file_names import LOAD_FORMATS
 from tensorferry.parallel import Ranks
 
-__all__ = ["FORMATS", "VllmOptions", "load_config", "options_for", "with_turn"]
+__all__ = ["FORMATS", "VllmOptions", "assumed", "load_config", "options_for"]
 
 FORMATS = tuple(name for name in LOAD_FORMATS if name not in ("npcache", "sharded_state", "tensorizer"))
 """What `VllmOptions.format` may be."""
@@ -65,7 +65,7 @@ def load_config(config: Any) -> LoadConfig:
         "strategy": options.strategy or _strategy(config),
         "download_dir": config.download_dir,
         "ignore_patterns": _ignored(config),
-        "read": {"shared": True, **options.read},  # ranks of an engine load at once
+        "read": options.read,
     }
     try:
         return LoadConfig.from_dict(taken)
@@ -73,11 +73,14 @@ def load_config(config: Any) -> LoadConfig:
         raise ConfigError(f"model_loader_extra_config: {error}") from None
 
 
-def with_turn(config: LoadConfig, ranks: Ranks) -> LoadConfig:
-    """Return the configuration of one of several ranks that load at once, unless it says itself which that is."""
-    if config.read.turn or not config.read.shared:
+def assumed(config: LoadConfig, ranks: Ranks) -> LoadConfig:
+    """Return the configuration of one of several ranks, as long as it is not known whether they share files.
+
+    Ranks of an engine load at once, and mostly on one machine. Where there is but one, other engines may load, too.
+    """
+    if config.read.turn is not None or config.read.shared is False:
         return config
-    return replace(config, read=replace(config.read, turn=(ranks.rank, ranks.size)))
+    return replace(config, read=replace(config.read, shared=True, turn=(ranks.rank, ranks.size)))
 
 
 def _strategy(config: Any) -> Strategy:

@@ -19,7 +19,7 @@ from tensorferry.compat.vllm.expectations import (
     without_computed,
     without_padding,
 )
-from tensorferry.config import LoadConfig
+from tensorferry.config import LoadConfig, ReadOptions
 from tensorferry.core.plan import Dropped, Plan, describe_problems
 from tensorferry.core.schedule import Schedule
 from tensorferry.core.strays import suggestions
@@ -107,14 +107,20 @@ def party_of(load: Planned | None) -> Party:
 
 
 @contextmanager
-def reading_together(load: Planned, party: Party, offers: Sequence[str], rank: int) -> Iterator[None]:
-    """Have `load` read together with the ranks of this machine that offer the same rows, while this lasts."""
-    with party.meet(offers, rank, load.config.reading.workers) or nullcontext() as exchange:
-        load.own.reading = OwnReading(load.config, exchange)
+def reading_together(
+    load: Planned, party: Party, offers: Sequence[str], rank: int, read: ReadOptions
+) -> Iterator[None]:
+    """Have `load` read together with the ranks of this machine that offer the same rows, while this lasts.
+
+    read: how it reads, now that it is known which ranks share files.
+    """
+    config = replace(load.config, read=read)
+    with party.meet(offers, rank, config.reading.workers) or nullcontext() as exchange:
+        load.own.reading = OwnReading(config, exchange)
         try:
             yield
         finally:
-            load.own.reading = OwnReading(load.config)
+            load.own.reading = OwnReading(config)
 
 
 def uses_of(load: Planned | None) -> str:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from tensorferry.execute.exchange.neighbours import boot
 from tensorferry.execute.exchange.trays import Trays
 
 __all__ = ["Door", "Link", "Message", "connected", "listen", "neighbourhood"]
@@ -33,10 +34,10 @@ def neighbourhood() -> str:
     if not (hasattr(socket, "SO_PEERCRED") and hasattr(os, "memfd_create")):
         return ""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-        return f"{boot} {Path('/proc/self/ns/net').stat().st_ino} {os.geteuid()}"
+        machine, network = boot(), Path("/proc/self/ns/net").stat().st_ino
     except OSError:
         return ""
+    return machine and f"{machine} {network} {os.geteuid()}"
 
 
 class Door:
