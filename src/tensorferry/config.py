@@ -68,8 +68,9 @@ class ReadOptions:
     another machine; ranks that share files divide the cores among them. At most eight in any case.
 
     direct: whether reads go past the system's page cache: "auto" where the file lies on a disk of this machine and the
-    bytes are not in the cache, "never", or "always", which is refused where a file system cannot. keep_cache: whether
-    what a load brings into the page cache stays there; what was there before stays in either case.
+    bytes are not in the cache, "never", or "always", which is refused where a file system cannot; short runs, such as
+    some columns of each row, go through the cache in any case. keep_cache: whether what a load brings into the page
+    cache stays there; what was there before stays in either case.
     shared: whether other ranks on this machine load from the same files meanwhile. Then reads of which they need a
     quarter or more go through the page cache, for the disk to give them once. None: what ranks find out that load a
     model together, as with `load_model`; else where torchrun started several.

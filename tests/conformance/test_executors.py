@@ -23,7 +23,7 @@ from tensorferry.core.rules import Join, Part, Rule, Split
 from tensorferry.core.ruleset import RuleSet
 from tensorferry.core.schedule import Schedule
 from tensorferry.core.target import Slot, TargetTensor
-from tensorferry.core.transforms import Stack
+from tensorferry.core.transforms import Custom, Stack, TensorSpec
 from tensorferry.errors import ReadError
 from tensorferry.execute import Executor, SimpleExecutor, ThreadedExecutor
 from tensorferry.loaders.strategies import EagerExecutor, PrefetchExecutor
@@ -164,6 +164,13 @@ class ExecutorConformance(ABC):
         assert found["s"].item() == 2.5
         assert ready == {"s", "n", "w"}
 
+    def test_what_is_made_of_inputs_without_elements_is_made(self) -> None:
+        ones = Custom("ones", TensorSpec(F32, (2,)), lambda parts: torch.ones(2))
+        load = Load({"e.0": torch.empty(0)}, TargetTensor.plain("w", F32, (2,)), rules=(Join(("e.{i}",), "w", ones),))
+        found, ready = load.empty(), list[str]()
+        self.executor().run(load.schedule, load.storage, found, on_ready=ready.append)
+        assert (found["w"].tolist(), ready) == ([1, 1], ["w"])
+
     @pytest.mark.parametrize("name", ["bool", "uint16", "uint64", "int8", "float8_e4m3fn", "float64", "complex64"])
     def test_every_sort_of_number_arrives_bit_by_bit(self, name: str) -> None:
         bits = (torch.arange(64) % 2).to(torch.uint8)
@@ -171,6 +178,12 @@ class ExecutorConformance(ABC):
         found = load.empty()
         self.executor().run(load.schedule, load.storage, found)
         assert found["w"].view(torch.uint8).tolist() == bits.tolist()
+
+    def test_a_parameter_that_is_seen_conjugated_is_filled_as_it_is_seen(self) -> None:
+        load = Load.plain({"w": torch.tensor([1 + 2j, 3 - 4j])})
+        found = {"w": torch.zeros(2, dtype=torch.complex64).conj()}
+        self.executor().run(load.schedule, load.storage, found)
+        assert found["w"].tolist() == [1 + 2j, 3 - 4j]
 
     def test_strided_parameters_keep_their_strides(self) -> None:
         load = Load.plain({"w": ar(2, 3, 4, 5)})

@@ -55,6 +55,8 @@ class Feeder:
             if not self._left[number]:
                 if not step.sources:
                     fill(self._target(step), step.fill)
+                elif step.via is not None and step.into.size:
+                    self._transform(step)  # of inputs without elements
                 self._done(step)
 
     def feed(self, name: str, tensor: torch.Tensor, region: Region | None = None) -> bool:

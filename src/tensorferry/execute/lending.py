@@ -81,11 +81,12 @@ class LentReads:
         with self.ways.lend(read.file, read.offset, read.length) as view:
             if view is None:
                 return False
-            lent = torch.frombuffer(view, dtype=torch.uint8)
             for task, piece in uses:
                 step = self.plan.steps[task.step]
                 landed = landing(self.plan, task, self.parameters[step.parameter])
-                counters.lost(step.parameter, landed.put(lent, piece))
+                # From the piece on, as torch sees no numbers at an odd distance from where memory begins for it.
+                lent = torch.frombuffer(view, dtype=torch.uint8, offset=piece.offset)
+                counters.lost(step.parameter, landed.put(lent, piece._replace(offset=0)))
                 counters.direct_bytes += piece.box.size * step.sources[0].entry.dtype.block_bytes
         counters.bytes_read += read.length
         counters.reads += 1

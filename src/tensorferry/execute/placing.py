@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from tensorferry.core.boxes import Box, Region, Shape
-from tensorferry.core.dtypes import DType
+from tensorferry.core.dtypes import DType, Kind
 from tensorferry.core.plan import Plan, Step
 from tensorferry.core.schedule import Input, Piece, Task
 from tensorferry.core.steps import is_packed
@@ -107,7 +107,8 @@ def refuse_unwritable(plan: Plan, tensors: Mapping[str, torch.Tensor]) -> None:
 def in_place(plan: Plan, task: Task, parameter: torch.Tensor) -> torch.Tensor | None:
     """Return the contiguous part of `parameter` that is, byte for byte, what the only piece of `task` holds.
 
-    None where the bytes cannot simply be read there: another type, another device, strides, a transform.
+    None where the bytes cannot simply be read there: another type, another device, strides, a transform, numbers that
+    torch takes for their conjugates.
     """
     return plain_part(plan, task, parameter) if parameter.is_cpu else None
 
@@ -120,6 +121,8 @@ def plain_part(plan: Plan, task: Task, parameter: torch.Tensor) -> torch.Tensor 
     source, piece = step.sources[0], inputs[0].pieces[0]
     (entry, region), target = source, plan.parameters[step.parameter].dtype
     if entry.dtype is not target and entry.dtype != target:
+        return None
+    if target.kind is Kind.COMPLEX and parameter.is_conj():  # it says other numbers than lie there
         return None
     whole = piece.box is region.box and step.into is region and region.is_whole and target.block == 1
     if whole and parameter.shape == region.view:  # as most are

@@ -11,7 +11,7 @@ import torch
 
 from tensorferry.config import ReadOptions
 from tensorferry.core.catalogue import TensorEntry
-from tensorferry.errors import ReadError
+from tensorferry.errors import ReadError, shown
 from tensorferry.execute.base import Counters
 from tensorferry.execute.making import is_made, reads_of, room_of
 from tensorferry.execute.pool import PATIENCE, Readers
@@ -94,7 +94,7 @@ def mapped(storage: SupportsMap, entries: Iterable[TensorEntry]) -> Iterator[tup
     """Yield each entry's name and values as views of the mapped file; nothing is read before it is looked at.
 
     The tensors must not be written to: that kills the process. Entries whose bytes are not aligned for their type, or
-    lie in several chunks, come in memory of their own.
+    lie in several chunks, come in memory of their own. Raises ReadError where a file is too short.
     """
     files: dict[str, torch.Tensor] = {}
     for entry in entries:
@@ -103,7 +103,17 @@ def mapped(storage: SupportsMap, entries: Iterable[TensorEntry]) -> Iterator[tup
             yield entry.name, read_entry(storage, entry)
             continue
         if span.file not in files:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "The given buffer is not writable")
-                files[span.file] = torch.frombuffer(storage.map(span.file), dtype=torch.uint8)
+            files[span.file] = _bytes(storage.map(span.file))
+        if span.offset + span.length > len(files[span.file]):
+            raise ReadError(
+                f"{span.file}: is shorter than its header says, or was cut since: {shown(entry.name)} ends past it"
+            )
         yield entry.name, entry_in(files[span.file][span.offset : span.offset + span.length], entry)
+
+
+def _bytes(file: memoryview) -> torch.Tensor:
+    if not len(file):  # which torch takes for a mistake
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given buffer is not writable")
+        return torch.frombuffer(file, dtype=torch.uint8)

@@ -262,6 +262,8 @@ class _Run:
             for part in task.inputs:
                 for piece in part.pieces:
                     users[piece.read].append((piece.offset, into))
+        if not users:  # nothing is read: what is filled, and what is made of inputs without elements
+            return {}, {}, list(batch.tasks)
         direct: dict[int, _Tiling] = {}
         for n, uses in users.items():
             tiling = _tiling(uses, batch.reads[n].length)

@@ -95,7 +95,7 @@ def decode_into(dtype: DType, packed: torch.Tensor, into: torch.Tensor) -> Loss:
     loss = _by_kernel(dtype, packed, into)
     if loss is not None:
         return loss
-    if into.is_contiguous():
+    if into.is_contiguous() or into.dim() == 1:  # a vector can be seen as blocks, however far its numbers lie apart
         packed, into = packed.reshape(-1, dtype.block_bytes), into.view(-1, dtype.block)
     row = max(1, prod(into.shape[1:]))
     count = max(1, (_SLICE if into.device.type == "cpu" else _SLICE_ELSEWHERE) // row)

@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
 _REVISION = re.compile(r"[\w.-]+(?:/[\w.-]+)*")
+_FOLDER = re.compile(r"[A-Za-z0-9][\w.-]*")
+_SECRETS = re.compile(r"(?<=://)[^/]*@")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,8 @@ def fetch_snapshot(
     """Return a folder with the files of the repository `name` that `choose` wants, fetching those that are absent.
 
     The revision is resolved to one commit first, and that is used for everything. Offline (`local_files_only`, or
-    HF_HUB_OFFLINE) and when the Hub cannot be reached the choice is made among what the cache holds, with no request.
+    HF_HUB_OFFLINE) and when the Hub cannot be reached the choice is made among what the cache holds, with no request;
+    not where files that were chosen did not all come, as nobody might miss them in what the cache holds.
     HF_ENDPOINT, HF_HOME, HF_HUB_CACHE and HF_TOKEN are read at each call; `cache_dir` and `token` come before them.
 
     Raises AccessDenied (no or a wrong token, terms not accepted), LocateError (no such repository, revision or file;
@@ -91,7 +94,7 @@ def fetch_snapshot(
         with hub.errors_explained():
             return _from_hub(hub, cache, revision, choose)
     except _Unreachable as error:
-        if cache.commit(revision) is None:
+        if cache.commit(revision) in (None, hub.fetching):
             raise
         logger.warning("%s; using what the cache holds", error)
         return _from_cache(cache, revision, choose, "the Hub cannot be reached")
@@ -158,21 +161,31 @@ class _Cache:
 
 
 class _Hub:
-    """The Hub as huggingface_hub sees it, for one repository."""
+    """The Hub as huggingface_hub sees it, for one repository.
+
+    endpoint: its address; place: the same without the name and the password that it may hold, for people.
+    fetching: the commit of which files have been asked for that the cache did not have.
+    """
+
+    fetching: str | None = None
 
     def __init__(self, name: str, revision: str | None, cache: _Cache, token: str | None) -> None:
         self._lib = _library(name)
         self._errors: Any = import_module("huggingface_hub.errors")
         constants: Any = import_module("huggingface_hub.constants")
         self.endpoint = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
+        self.place = _SECRETS.sub("", self.endpoint)
         self._name, self._revision, self._cache = name, revision, cache
         self._has_token = bool(token or self._lib.get_token())
         self._api = self._lib.HfApi(endpoint=self.endpoint, token=token, library_name="tensorferry")
 
     def list(self) -> tuple[str, list[File]]:
         """Return the commit that the revision is, and its files: one request."""
-        info = self._api.model_info(self._name, revision=self._revision, files_metadata=True)
-        found = [(f.rfilename, f.size or 0, f.blob_id or "") for f in info.siblings or ()]
+        with self._answer_understood():
+            info = self._api.model_info(self._name, revision=self._revision, files_metadata=True)
+            found = [(f.rfilename, f.size or 0, f.blob_id or "") for f in info.siblings or ()]
+        if not _FOLDER.fullmatch(info.sha or ""):
+            raise LocateError(f"{self._name} at {self.place}: {shown(str(info.sha))!r} is no commit: is it a Hub?")
         return info.sha, [File(path, size, blob) for path, size, blob in found if _is_plain(path)]
 
     def read(self, path: str, commit: str) -> bytes:
@@ -184,6 +197,7 @@ class _Hub:
 
     def fetch(self, paths: Sequence[str], commit: str, nbytes: int) -> None:
         """Bring `paths`, which have `nbytes` in all, into the snapshot of `commit`."""
+        self.fetching = commit
         with self._transfers_told(nbytes):
             self._api.snapshot_download(
                 self._name,
@@ -192,6 +206,18 @@ class _Hub:
                 allow_patterns=[glob.escape(path) for path in paths],
                 tqdm_class=None if sys.stderr.isatty() else _silent(self._lib),
             )
+
+    @contextlib.contextmanager
+    def _answer_understood(self) -> Iterator[None]:
+        """Take an answer that is none of the Hub's, such as the page of a network to log in to, for none."""
+        try:
+            yield
+        except (self._errors.HFValidationError, UnicodeEncodeError):  # of what was to be sent
+            raise
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise _Unreachable(
+                f"{self._name} at {self.place}: what answered there is not the Hub ({type(error).__name__})"
+            ) from error
 
     @contextlib.contextmanager
     def _transfers_told(self, nbytes: int = 0) -> Iterator[None]:
@@ -214,7 +240,7 @@ class _Hub:
 
     def _failed(self, error: Exception) -> ReadError:
         said = f"{type(error).__name__}: {shown(str(error), 200)}"
-        return ReadError(f"{self._name} at {self.endpoint}: fetching it did not succeed ({said}): try again")
+        return ReadError(f"{self._name} at {self.place}: fetching it did not succeed ({said}): try again")
 
     def _refused_by_disk(self, error: OSError, nbytes: int) -> WriteError:
         root = self._cache.root
@@ -238,13 +264,13 @@ class _Hub:
         # The base of all transport errors; which HTTP library it is from depends on huggingface_hub's version.
         except (errors.HTTPError, ConnectionError, TimeoutError) as error:
             raise _Unreachable(
-                f"{self._name}: cannot reach the Hub at {self.endpoint}: {type(error).__name__}"
+                f"{self._name}: cannot reach the Hub at {self.place}: {type(error).__name__}"
             ) from error
 
     def _explained(self, error: Any) -> LocateError:
         response = getattr(error, "response", None)
         status = 0 if response is None else int(response.status_code)
-        where = f"{self._name} at {self.endpoint}"
+        where = f"{self._name} at {self.place}"
         if isinstance(error, self._errors.GatedRepoError):
             return self._gated(where, status)
         if isinstance(error, self._errors.RevisionNotFoundError):
@@ -262,7 +288,7 @@ class _Hub:
         return LocateError(f"{where}: the Hub answered {status}")
 
     def _gated(self, where: str, status: int) -> AccessDenied:
-        page = f"accept its terms at {self.endpoint}/{self._name}"
+        page = f"accept its terms at {self.place}/{self._name}"
         if not self._has_token:
             return AccessDenied(f"{where}: is gated ({status}), and no token was sent: {page} and set HF_TOKEN")
         return AccessDenied(f"{where}: is gated ({status}), and this token may not read it: {page}")
@@ -291,9 +317,7 @@ class _Hub:
 
 def _from_hub(hub: _Hub, cache: _Cache, revision: str | None, choose: Chooser) -> Snapshot:
     commit, files = hub.list()
-    if cache.commit(revision) is None:  # else what is whole stays in use until the new one is
-        cache.remember(revision, commit)
-    where = f"{cache.name} at {commit[:12]} ({hub.endpoint})"
+    where = f"{cache.name} at {commit[:12]} ({hub.place})"
     chosen = choose(Listing(where, files, lambda path: hub.read(path, commit)))
     sizes = {file.path: file.size for file in files if file.path in set(chosen)}
     folder = cache.snapshot(commit)
@@ -303,7 +327,7 @@ def _from_hub(hub: _Hub, cache: _Cache, revision: str | None, choose: Chooser) -
         hub.fetch(absent, commit, sum(sizes[path] for path in absent))
     for path, size in sizes.items():
         _check_arrived(folder / path, size)
-    cache.remember(revision, commit)
+    cache.remember(revision, commit)  # not before: what came of it until now may look whole
     return Snapshot(folder, cache.name, commit)
 
 

@@ -253,6 +253,29 @@ def test_files_are_leased_no_longer_than_their_load_lasts(folder: Path) -> None:
     assert str(folder / "f") not in Path("/proc/self/maps").read_text()
 
 
+def test_numbers_behind_bytes_at_an_odd_place_are_copied_once_as_well(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    byte = TensorEntry.at("b", DTYPES["U8"], (5,), "odd", 3)
+    entry, part = TensorEntry.at("w", F32, (ROWS, COLUMNS), "odd", 8), columns_of((ROWS, COLUMNS), 0, 512)
+    plan = Plan(
+        (step("q", byte, Region.whole((5,))), step("p", entry, part)),
+        {"q": TensorSpec(DTYPES["U8"], (5,)), "p": TensorSpec(F32, part.shape)},
+    )
+    (tmp_path / "odd").write_bytes(bytes(range(8)) + raw(matrix()))
+    found = {"p": torch.zeros(part.shape), "q": torch.zeros(5, dtype=torch.uint8)}
+
+    def fail(*given: Any) -> Any:
+        raise AssertionError("all of it was copied first")
+
+    with LocalStorage(tmp_path) as storage, monkeypatch.context() as during:
+        during.setattr(torch.Tensor, "clone", fail)
+        counters = ThreadedExecutor(1).run(scheduled(plan), storage, found)
+    assert torch.equal(found["p"], matrix()[:, :512])
+    assert found["q"].tolist() == [3, 4, 5, 6, 7]
+    assert counters.ways == {"cached: leased": counters.bytes_read}
+
+
 def test_a_copy_that_fails_gives_the_lease_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*given: Any) -> Any:
         raise MemoryError("no room")

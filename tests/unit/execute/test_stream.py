@@ -179,6 +179,14 @@ def test_a_mapped_tensor_on_an_odd_offset_is_copied(tmp_path: Path) -> None:
     assert tensor.tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("left", [0, 3, 20])
+def test_a_mapped_file_that_was_cut_is_a_read_that_failed(tmp_path: Path, left: int) -> None:
+    (tmp_path / "f").write_bytes(raw(ar(8))[:left])
+    entries = [TensorEntry.at(f"t{i}", F32, (4,), "f", 16 * i) for i in range(2)]
+    with LocalStorage(tmp_path) as storage, pytest.raises(ReadError, match=f"f: is shorter .*: t{left // 16} ends"):
+        list(mapped(storage, entries))
+
+
 def test_mapping_gives_tensors_without_elements_and_scalars(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(raw(ar(1, start=5)))
     entries = [TensorEntry.at("n", F32, (0, 3), "f", 0), TensorEntry.at("s", F32, (), "f", 0)]

@@ -103,6 +103,13 @@ def test_a_vector_that_lies_apart_is_filled() -> None:
     assert same(into.contiguous(), in_torch(DTYPES["Q8_0"], packed)[0])
 
 
+def test_a_long_vector_that_lies_apart_is_filled(without_numba: None) -> None:
+    packed = packed_of(DTYPES["Q8_0"], 1, 3000)
+    into = torch.zeros(3000 * 32, 2)[:, 1]
+    decode_into(DTYPES["Q8_0"], packed[0], into)
+    assert same(into.contiguous(), in_torch(DTYPES["Q8_0"], packed)[0])
+
+
 def test_parameters_with_gradients_and_tensors_of_inference_mode_are_filled() -> None:
     packed = packed_of(DTYPES["Q8_0"], 4)
     expected = in_torch(DTYPES["Q8_0"], packed).bfloat16()

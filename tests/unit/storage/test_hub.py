@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("huggingface_hub")
+
+import huggingface_hub
 
 from helpers.hubserver import TOKEN, HubServer, Request, hub_for_tests
 from tensorferry.errors import ConfigError, CorruptFile, LocateError
@@ -241,3 +245,81 @@ def test_a_file_that_vanishes_is_no_silent_gap(hub: HubServer, repo: Path) -> No
     hub.fault = fault
     with pytest.raises(LocateError, match=NAME):
         fetch_snapshot(NAME, everything)
+
+
+def test_a_password_in_the_endpoint_is_in_no_message(
+    hub: HubServer, repo: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hub.add(NAME, repo)
+    fetch_snapshot(NAME, model_only)
+    monkeypatch.setenv("HF_ENDPOINT", "http://me:secr@t@127.0.0.1:9")
+    with caplog.at_level(logging.WARNING, "tensorferry"):
+        fetch_snapshot(NAME, model_only)
+    with pytest.raises(LocateError, match=r"cannot reach the Hub at http://127\.0\.0\.1:9") as caught:
+        fetch_snapshot("owner/other", model_only)
+    assert "cannot reach the Hub" in caplog.text
+    assert not [said for said in (caplog.text, str(caught.value)) if "secr" in said or "me:" in said]
+
+
+# -- answers that are none ---------------
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
+    """Have the Hub's library be told of a model what `answer` is, or raise it."""
+
+    def told(*args: object, **kwargs: object) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", told)
+
+
+@pytest.mark.parametrize("sha", [None, "", "../../outside", "/etc", ".."])
+def test_a_commit_that_is_none_becomes_no_path(
+    hub: HubServer, repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sha: str | None
+) -> None:
+    hub.add(NAME, repo)
+    there = fetch_snapshot(NAME, model_only)
+    (there.path.parents[1] / "outside").mkdir()
+    (there.path.parents[1] / "outside" / "model.safetensors").write_bytes(b"weights?")
+    listed = SimpleNamespace(rfilename="model.safetensors", size=8, blob_id=None)
+    answers(monkeypatch, SimpleNamespace(sha=sha, siblings=[listed]))
+    with pytest.raises(LocateError, match="is no commit"):
+        fetch_snapshot(NAME, model_only)
+
+
+def test_a_page_in_place_of_an_answer_is_no_hub_and_leaves_the_cache(
+    hub: HubServer, repo: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hub.add(NAME, repo)
+    online = fetch_snapshot(NAME, model_only)
+    answers(monkeypatch, json.JSONDecodeError("Expecting value", "<html>", 0))
+    with caplog.at_level(logging.WARNING, "tensorferry"):
+        assert fetch_snapshot(NAME, model_only) == online
+    assert "what answered there is not the Hub (JSONDecodeError); using what the cache holds" in caplog.text
+    with pytest.raises(LocateError, match="owner/other at .*: what answered there is not the Hub"):
+        fetch_snapshot("owner/other", model_only)
+
+
+def test_a_set_whose_names_do_not_tell_how_many_there_are_is_not_taken_in_part(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "parts").mkdir()
+    for name in ("language.safetensors", "vision.safetensors"):
+        (tmp_path / "parts" / name).write_bytes(b"weights!")
+    commit = hub.add(NAME, tmp_path / "parts")
+    fetch = huggingface_hub.HfApi.snapshot_download
+
+    def breaks_off(api: Any, *args: Any, allow_patterns: list[str], **options: Any) -> None:
+        fetch(api, *args, allow_patterns=allow_patterns[:1], **options)
+        raise ConnectionError("the network is gone")
+
+    with monkeypatch.context() as during:
+        during.setattr(huggingface_hub.HfApi, "snapshot_download", breaks_off)
+        with pytest.raises(LocateError, match="cannot reach the Hub"):
+            fetch_snapshot(NAME, everything)
+    with pytest.raises(LocateError, match="not in the cache"):
+        fetch_snapshot(NAME, everything, local_files_only=True)
+    assert contents(fetch_snapshot(NAME, everything)).keys() == {"language.safetensors", "vision.safetensors"}
+    assert fetch_snapshot(NAME, everything).commit == commit
