@@ -292,7 +292,7 @@ def test_corr_16_a_download_that_was_killed_is_never_taken_for_the_file(hub: Hub
         child.wait()
         hub.go_on.set()
     hub.go_on = None
-    with pytest.raises(LocateError, match="not in the cache .* load it once online"):
+    with pytest.raises(LocateError, match=r"not in the cache .* load it once online"):
         download(NAME, local_files_only=True)
     assert read_all(download(NAME).path) == {"a": [0, 1], "b": [5, 6]}
 

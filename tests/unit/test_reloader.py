@@ -16,6 +16,7 @@ from helpers.checkpoints import ar, write_raw_safetensors, write_safetensors
 from tensorferry import ConfigError, FinalizeError, PlanError, ReadError, ReadOptions, Reloader
 from tensorferry.modules import aside, shadows
 from tensorferry.storage.local import LocalStorage
+from tensorferry.verify import verify_files
 
 
 def checkpoint(folder: Path, start: float, **more: torch.Tensor) -> Path:
@@ -115,7 +116,7 @@ def test_another_layout_is_refused_before_all_of_it_is_read_to_be_verified(
 ) -> None:
     reloader = Reloader(nn.Linear(2, 3))
     reloader.load(checkpoint(tmp_path / "a", 0), verify=True)
-    verify = mock.Mock(side_effect=tensorferry.reload.verify_files)
+    verify = mock.Mock(side_effect=verify_files)
     monkeypatch.setattr(tensorferry.reload, "verify_files", verify)
     reloader.load(checkpoint(tmp_path / "b", 1), verify=True)
     assert verify.call_count == 1

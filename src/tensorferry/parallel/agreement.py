@@ -80,20 +80,20 @@ class Agreement:
             mine = error
             if not isinstance(error, _Stopped):
                 self._tell(self._failed)
-        touched = touches if mine is None else getattr(mine, "touched", False)
-        for rank, found in enumerate(self._outcomes(mine)):
+        touched = getattr(mine, "touched", touches)  # what is not ours, such as a lack of memory, does not say
+        for rank, found in enumerate(self._outcomes(mine, touched)):
             if found is not None:
                 again = _again(rank, self._ranks.size, found)
                 again.touched = touched
                 raise again from (mine if rank == self._ranks.rank else None)
 
-    def _outcomes(self, mine: BaseException | None) -> list[Any]:
-        """Return what became of the block in each rank: None, or the error that it met."""
+    def _outcomes(self, mine: BaseException | None, touched: bool) -> list[Any]:
+        """Return what became of the block in each rank: None, or the error that it met. touched: as of `mine`."""
         own = None if isinstance(mine, _Stopped) else mine
         try:
             return self._gathered(None if own is None else _told(own))
         except ReadError as lost:
-            lost.touched = getattr(mine, "touched", False)
+            lost.touched = touched
             if own is None:
                 raise
             raise own from lost

@@ -263,9 +263,7 @@ class _Hub:
             ) from error
         # The base of all transport errors; which HTTP library it is from depends on huggingface_hub's version.
         except (errors.HTTPError, ConnectionError, TimeoutError) as error:
-            raise _Unreachable(
-                f"{self._name}: cannot reach the Hub at {self.place}: {type(error).__name__}"
-            ) from error
+            raise _Unreachable(f"{self._name}: cannot reach the Hub at {self.place}: {type(error).__name__}") from error
 
     def _explained(self, error: Any) -> LocateError:
         response = getattr(error, "response", None)

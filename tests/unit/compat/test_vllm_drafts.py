@@ -80,6 +80,14 @@ def test_an_eagle_head_may_lack_what_it_shares_with_the_served_model(
     assert report.missing == ()
 
 
+def test_a_head_that_is_refused_is_not_said_to_lack_what_it_may_lack(vllm: FakeVllm, tmp_path: Path) -> None:
+    parts = {name: value for name, value in PARTS.items() if "embed_tokens" not in name}
+    write_safetensors(tmp_path / "model.safetensors", parts | {"bogus.weight": torch.ones(1)})
+    with pytest.raises(PlanError) as caught:
+        load_head(vllm, speculating(vllm, tmp_path))
+    assert [problem.subject for problem in caught.value.problems] == ["bogus.weight"]
+
+
 def test_what_an_eagle_head_has_itself_is_loaded(vllm: FakeVllm, tmp_path: Path) -> None:
     assert load_head(vllm, speculating(vllm, write_head(tmp_path))).computed == ()
 

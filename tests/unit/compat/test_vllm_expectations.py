@@ -138,3 +138,40 @@ def test_streamed_experts_that_leave_more_or_less_than_their_padding_are_refused
     with pytest.raises(PlanError, match=f"wrote {24 + 4 * rows} of its 64") as caught:
         load(vllm, tmp_path, PaddedExperts(6), own_loader="stream")
     assert caught.value.touched
+
+
+class BiasedExperts(nn.Module):
+    """Has a bias, as some quantized layers do for any architecture. has_bias: what the architecture says."""
+
+    def __init__(self, has_bias: bool) -> None:
+        super().__init__()
+        self.w2_weight, self.w2_bias = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
+        self.moe_config = SimpleNamespace(has_bias=has_bias)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        parameters = dict(self.named_parameters())
+        for name, value in weights:
+            parameters[name].data.copy_(value)
+
+
+@pytest.mark.parametrize("own_loader", ["trace", "stream"])
+def test_a_bias_need_not_be_there_where_experts_have_none(vllm: FakeVllm, tmp_path: Path, own_loader: str) -> None:
+    write_safetensors(tmp_path / "model.safetensors", {"w2_weight": torch.ones(2)})
+    report = load(vllm, tmp_path, BiasedExperts(False), own_loader=own_loader).report
+    assert (report.computed, report.missing) == (("w2_bias",), ())
+    with pytest.raises(PlanError, match="missing: w2_bias"):
+        load(vllm, tmp_path, BiasedExperts(True), own_loader=own_loader)
+
+
+def test_a_bias_that_is_there_is_loaded(vllm: FakeVllm, tmp_path: Path) -> None:
+    write_safetensors(tmp_path / "model.safetensors", {"w2_weight": torch.ones(2), "w2_bias": torch.ones(2)})
+    model = BiasedExperts(False)
+    assert load(vllm, tmp_path, model).report.computed == ()
+    assert model.w2_bias.tolist() == [1.0, 1.0]
+
+
+def test_what_strictness_lets_be_missing_is_not_told_where_the_loader_fails(vllm: FakeVllm, tmp_path: Path) -> None:
+    write_safetensors(tmp_path / "model.safetensors", {"w2_weigth": torch.ones(2), "w2_bias": torch.ones(2)})
+    with pytest.raises(PlanError) as caught:
+        load(vllm, tmp_path, BiasedExperts(True), strictness={"may_miss": ["w2_weight"]})
+    assert [problem.subject for problem in caught.value.problems] == ["w2_weigth"]

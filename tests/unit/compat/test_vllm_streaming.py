@@ -89,6 +89,9 @@ class Failing:
     def together(self, *, touches: bool = False) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def exchanged(self, told: str) -> list[str]:
+        return [told]
+
     def watch(self) -> None:
         raise ReadError("rank 1 of 2: the disk is broken")
 
@@ -116,6 +119,7 @@ def test_a_failure_of_another_rank_ends_the_load_of_a_model_that_is_quantized_me
     write_safetensors(tmp_path / "model.safetensors", {"weight": torch.ones(4)})
     monkeypatch.setattr(engine, "agreement", lambda model_config: Failing())
     model = Online(says={"weight"})
-    with pytest.raises(ReadError, match="the disk is broken"):
+    with pytest.raises(ReadError, match="the disk is broken") as caught:
         load(vllm, tmp_path, model)
     assert model.weight.is_meta
+    assert caught.value.touched  # its loader may have quantized layers by then

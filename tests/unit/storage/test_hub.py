@@ -298,7 +298,7 @@ def test_a_page_in_place_of_an_answer_is_no_hub_and_leaves_the_cache(
     with caplog.at_level(logging.WARNING, "tensorferry"):
         assert fetch_snapshot(NAME, model_only) == online
     assert "what answered there is not the Hub (JSONDecodeError); using what the cache holds" in caplog.text
-    with pytest.raises(LocateError, match="owner/other at .*: what answered there is not the Hub"):
+    with pytest.raises(LocateError, match=r"owner/other at .*: what answered there is not the Hub"):
         fetch_snapshot("owner/other", model_only)
 
 

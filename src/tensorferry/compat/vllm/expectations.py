@@ -21,6 +21,9 @@ _SCALES = {"q_scale", "k_scale", "v_scale", "prob_scale", "q_zero_point", "k_zer
 _CONFIGURED = {"input_scale_ub"}
 """Parameters whose values vLLM takes from the configuration."""
 
+_EXPERT_BIASES = {"w13_bias", "w2_bias"}
+"""Parameters that some layers have whatever the architecture says, and drop after loading if nothing came for them."""
+
 HasDefaultScales = Callable[[nn.Module], bool]
 
 IsPadding = Callable[[str, int, int], bool]
@@ -31,7 +34,7 @@ def computed(model: nn.Module, has_default_scales: HasDefaultScales) -> dict[str
     """Return the tensors of `model` that have their values before anything is loaded, with where these are from.
 
     These are buffers, which vLLM's constructors compute, except the statistics of batch norms; scales of a key-value
-    cache, which have a default; and what is taken from the configuration.
+    cache, which have a default; biases of experts that have none; and what is taken from the configuration.
     """
     found: dict[str, str] = {}
     for place in places(model):
@@ -44,9 +47,16 @@ def _origin(place: Place, has_default_scales: HasDefaultScales) -> str | None:
     if not place.is_parameter:
         is_statistic = isinstance(place.module, nn.modules.batchnorm._NormBase)
         return None if is_statistic else "a buffer that the constructor fills"
+    if place.leaf in _EXPERT_BIASES and _has_no_bias(place.module):
+        return "a bias that these experts do not have"
     if place.leaf in _SCALES and has_default_scales(place.module):
         return "a scale of the key-value cache, which has a default"
     return "set by the configuration" if place.leaf in _CONFIGURED else None
+
+
+def _has_no_bias(module: nn.Module) -> bool:
+    config = getattr(module, "moe_config", None) if offers(module, "moe_config") else None
+    return getattr(config, "has_bias", None) is False
 
 
 def padding_of(model: nn.Module) -> IsPadding:

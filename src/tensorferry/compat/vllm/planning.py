@@ -78,7 +78,7 @@ def planned(
     own = prepare_own(model, checkpoint, config, config.strictness, OwnReading(config))
     settings = own.traced.settings
     if own.traced.failed:
-        raise _refused(model, checkpoint, own.traced, is_padding, built)
+        raise _refused(own, is_padding, lambda traced: {**built, **shared(traced.settings)})
 
     def may_lack(name: str, share: Share) -> bool:
         return name in built or name in shared(settings) or is_padding(name, *share)
@@ -157,19 +157,22 @@ def _settled(plan: Plan, is_padding: IsPadding, left: Mapping[str, str]) -> Plan
     return without_computed(without_padding(plan, is_padding), left)
 
 
-def _refused(
-    model: nn.Module, checkpoint: Checkpoint, traced: Traced, is_padding: IsPadding, left: Mapping[str, str]
-) -> PlanError:
-    """Return what to raise where the model's loader fails: at which entries, and what is missing then."""
+def _refused(own: SelfLoad, is_padding: IsPadding, left: Callable[[Traced], Mapping[str, str]]) -> PlanError:
+    """Return what to raise where the model's loader fails: at which entries, and what is missing then.
+
+    left: returns what need not be filled, told what came of the entries that the loader takes.
+    """
+    model, checkpoint, traced = own.model, own.prepared.checkpoint, own.traced
     failures: dict[str, Problem] = {}
     while traced.failed and len(failures) < _TRIES:
         at = traced.failed_at or ""
         if at in failures:
             break
         failures[at] = Problem(ProblemKind.UNEXPECTED, at or "(all entries)", f"the model's loader {traced.fallback}")
-        traced = trace(model, checkpoint.catalogue, names=checkpoint.catalogue.keys() - failures.keys())
-    found = () if traced.failed else _settled(traced.plan, is_padding, left).fatal
-    rest = [p for p in found if p.kind is not ProblemKind.UNEXPECTED]
-    near = suggestions([p.subject for p in rest if p.kind is ProblemKind.MISSING], list(failures))
-    problems = [*failures.values(), *(replace(p, near=near.get(p.subject, p.near)) for p in rest)]
+        rest = checkpoint.catalogue.keys() - failures.keys()
+        traced = trace(model, checkpoint.catalogue, strict=own.strict, names=rest)
+    found = () if traced.failed else _settled(traced.plan, is_padding, left(traced)).fatal
+    others = [p for p in found if p.kind is not ProblemKind.UNEXPECTED]
+    near = suggestions([p.subject for p in others if p.kind is ProblemKind.MISSING], list(failures))
+    problems = [*failures.values(), *(replace(p, near=near.get(p.subject, p.near)) for p in others)]
     return PlanError(f"{shown(checkpoint.uri, 300)}: {describe_problems(problems)}\n  {_HINT}", problems)

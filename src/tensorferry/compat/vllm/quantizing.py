@@ -10,7 +10,7 @@ from torch import nn
 from tensorferry.checkpoint import Checkpoint
 from tensorferry.config import LoadConfig
 from tensorferry.core.plan import describe_problems
-from tensorferry.errors import PlanError, shown
+from tensorferry.errors import PlanError, TensorferryError, shown
 from tensorferry.execute.base import Counters
 from tensorferry.loaders.own_loader import told
 from tensorferry.loaders.reading import OwnReading
@@ -35,10 +35,16 @@ def stream_online(
     empty = [name for name, parameter in model.named_parameters() if parameter.is_meta]
     entries, counters, seconds = list(checkpoint.catalogue.values()), Counters(), dict[str, float]()
     progress.start(checkpoint.catalogue.nbytes, "streamed weights")
-    with timed(seconds, "load"), closing(OwnReading(config).stream(checkpoint.storage, entries, counters)) as tensors:
-        loaded = model.load_weights(told(tensors, progress, watch))  # type: ignore[operator]
-    progress.finish()
-    checkpoint.storage.check_unchanged()
+    reading = OwnReading(config)
+    try:
+        with timed(seconds, "load"), closing(reading.stream(checkpoint.storage, entries, counters)) as tensors:
+            loaded = model.load_weights(told(tensors, progress, watch))  # type: ignore[operator]
+        checkpoint.storage.check_unchanged()
+    except TensorferryError as error:
+        error.touched = True
+        raise
+    finally:
+        progress.finish()
     _refuse_unloaded(checkpoint, empty, loaded)
     return Report(
         source=checkpoint.uri,
