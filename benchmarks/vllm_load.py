@@ -17,6 +17,8 @@ cache has the files. *Apart*: each rank has a copy of the checkpoint of its own,
 whose storage keeps nothing for the next: the disk gives each what it asks for; else ranks find in the page cache what
 others have read.
 
+A run takes long. With ``--records FILE`` each load is written there as it ends, and what is there is not done again.
+
 Seconds are those of the rank that takes longest. *read*: bytes that the processes had read from the disk
 (``read_bytes`` of /proc/self/io). *raw read*: no loader, each rank just reads its share of the files past the page
 cache, each byte once, into memory that it uses again and again; no way of loading from this disk is faster.
@@ -34,7 +36,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -56,6 +58,9 @@ WAYS: dict[str, dict[str, Any]] = {
 HIDDEN, INNER, VOCABULARY = 2048, 5632, 16384
 LAYER = 2 * (4 * HIDDEN * HIDDEN + 3 * HIDDEN * INNER)
 
+_Key = tuple[int, bool, str, int, str]
+"""A load: how many ranks, whether apart, the state of the page cache, the round, the way."""
+
 
 def write_checkpoint(folder: Path, gib: float) -> int:
     """Write shards of random bytes as bfloat16, one for each layer, and return their size in bytes."""
@@ -63,6 +68,7 @@ def write_checkpoint(folder: Path, gib: float) -> int:
     import transformers
     from safetensors.torch import save_file
 
+    torch.manual_seed(0)  # so that a run that was broken off can be gone on with
     ends = 2 * 2 * VOCABULARY * HIDDEN
     layers = max(1, round((gib * 2**30 - ends) / LAYER))
     config = transformers.LlamaConfig(
@@ -228,15 +234,17 @@ class Start:
         return found
 
 
-def measure(folders: Sequence[Path], size: int, repeat: int, ways: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield a record of each load. Ranks with `folders` of their own are only measured cold."""
+def measure(
+    folders: Sequence[Path], size: int, repeat: int, ways: Sequence[str], known: Container[_Key] = ()
+) -> Iterator[dict[str, Any]]:
+    """Yield a record of each load that is not `known`. Ranks with `folders` of their own are only measured cold."""
     apart = len(folders) > 1
     files = [file for folder in folders for file in folder.glob("*.safetensors")]
     for cache in (COLD,) if apart else (COLD, EMPTIED, WARM):
         for turn in range(repeat):
             first = turn % len(ways)
             for way in (*ways[first:], *ways[:first]):
-                if cache == WARM and way == RAW:
+                if (cache == WARM and way == RAW) or (size, apart, cache, turn, way) in known:
                     continue
                 forget(files)
                 start = Start(folders, size, way)
@@ -249,6 +257,29 @@ def measure(folders: Sequence[Path], size: int, repeat: int, ways: Sequence[str]
                     "size": size, "apart": apart, "cache": cache, "turn": turn, "way": way,
                     "seconds": max(rank["seconds"] for rank in ranks), "ranks": ranks,
                 }  # fmt: skip
+
+
+class Records:
+    """The records of a run, in `file`, if there is one, as they come; those that are there already are taken over."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        lines = file.read_text().splitlines() if file is not None and file.exists() else []
+        self.all: list[dict[str, Any]] = [json.loads(line) for line in lines]
+
+    @property
+    def known(self) -> set[_Key]:
+        return {(r["size"], r["apart"], r["cache"], r["turn"], r["way"]) for r in self.all}
+
+    def take(self, records: Iterator[dict[str, Any]]) -> None:
+        """Keep `records`, and tell of each on standard error."""
+        for record in records:
+            self.all.append(record)
+            if self._file is not None:
+                with self._file.open("a") as file:
+                    file.write(json.dumps(record) + "\n")
+            where = f"size {record['size']}{' apart' * record['apart']}, {record['cache']}, round {record['turn'] + 1}"
+            print(f"{where}: {record['way']} {record['seconds']:.2f} s", file=sys.stderr)
 
 
 def refuse_different(records: Sequence[dict[str, Any]]) -> None:
@@ -270,6 +301,7 @@ def main() -> int:
     parser.add_argument("--repeat", type=int, default=3, help="how often each way runs (default 3)")
     parser.add_argument("--folder", type=Path, help="where to write the checkpoint (default: the temporary folder)")
     parser.add_argument("--ways", nargs="+", help="which to measure (default: all); JSON is ours with these options")
+    parser.add_argument("--records", type=Path, help="where to keep what has been measured, to go on after a break")
     parser.add_argument("--page", type=Path, help="where to write the tables, as Markdown")
     parser.add_argument("--rank-of", metavar="WAY", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -281,19 +313,19 @@ def main() -> int:
         return 0
     known = [way for way in WAYS if way != "runai_streamer" or find_spec("runai_model_streamer")]
     ways = options.ways or [*known, RAW]
-    records: list[dict[str, Any]] = []
+    records = Records(options.records)
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         one = Path(name, "0")
         one.mkdir()
         total = write_checkpoint(one, options.gib)
         for size in options.size:
-            records += measure([one], size, options.repeat, ways)
+            records.take(measure([one], size, options.repeat, ways, records.known))
         size = max(options.size)
         if size > 1:
             copies = [one, *(Path(shutil.copytree(one, Path(name, str(rank)))) for rank in range(1, size))]
-            records += measure(copies, size, options.repeat, ways)
-    refuse_different(records)
-    text = page(records, total)
+            records.take(measure(copies, size, options.repeat, ways, records.known))
+    refuse_different(records.all)
+    text = page(records.all, total)
     print(text)
     if options.page:
         options.page.write_text(text)
