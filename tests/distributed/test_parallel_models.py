@@ -13,7 +13,7 @@ import torch
 from helpers.ranks import Ranks
 from helpers.tiny_transformers import saved
 from helpers.weights import variant
-from tensorferry import ParallelConfig, load_model
+from tensorferry import ParallelConfig, ReadOptions, load_model
 from tensorferry.execute import in_strips, strips
 from tensorferry.execute.exchange import rows
 from tensorferry.execute.exchange.links import neighbourhood
@@ -91,6 +91,15 @@ def read_together(rank: int, size: int, folder: Path) -> tuple[torch.Tensor, int
         model, report = load_model(folder, parallel=parallel(rank, size, size, 1), return_report=True)
     with torch.inference_mode():
         return model(IDS).logits, report.ways.get("from another rank", 0)
+
+
+def test_a_rank_that_can_ask_no_other_reads_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ways, "find_cached", lambda self, reads: False)
+    monkeypatch.setattr(rows, "LEAST", 64)
+    folder = saved("Llama", tmp_path)
+    for options in (ReadOptions(), ReadOptions(shared=True)):
+        _, report = load_model(folder, parallel=parallel(1, 2, 2, 1), options=options, return_report=True)
+        assert "from another rank" not in report.ways
 
 
 @pytest.mark.parametrize("name", TENSOR_PARALLEL)

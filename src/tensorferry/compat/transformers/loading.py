@@ -155,7 +155,9 @@ def load_model(
             party = until_loaded.enter_context(closing(Party(schedule, checkpoint.storage)))
             told = json.dumps([party.offer, told_of(checkpoint.storage, checkpoint.catalogue.files)])
         offers, files = zip(*map(json.loads, ranks.exchanged(told)), strict=True)
-        reading = checkpoint.options.among(*sharing(files, mine.rank)) if mine.size > 1 else checkpoint.options
+        reading = checkpoint.options  # a rank that can ask nobody has these, whatever its number
+        if len(files) > 1:
+            reading = reading.among(*sharing(files, mine.rank))
         with (
             ranks.together(touches=True),
             party.meet(offers, mine.rank, reading.workers) or nullcontext() as exchange,

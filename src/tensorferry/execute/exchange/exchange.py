@@ -61,9 +61,9 @@ class Party:
     def meet(self, offers: Sequence[str], rank: int, threads: int) -> Exchange | None:
         """Return what `rank` has to do with the others, told the offers of all; None where it has nothing.
 
-        threads: how many of this rank will read.
+        That is so, too, where it is told its own alone, because it could ask nobody. threads: how many of it will read.
         """
-        if self._door is None:
+        if self._door is None or len(offers) == 1:
             return None
         told = [Offer.from_text(offer) for offer in offers]
         rows = shared_rows(told, rank)
