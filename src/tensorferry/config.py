@@ -152,9 +152,9 @@ class ReadOptions:
 
     def among(self, which: int, of: int) -> Self:
         """Return these options for the rank `which`, counted from 0, of `of` that share files, unless they say so."""
-        if self.shared is not None or self.turn is not None:
+        if self.shared is False or self.turn is not None:
             return self
-        return replace(self, shared=of > 1, turn=(which, of) if of > 1 else None)
+        return replace(self, shared=True, turn=(which, of)) if of > 1 else replace(self, shared=self.shared or False)
 
     @classmethod
     def suited_to(cls, kind: str, **options: Any) -> Self:

@@ -199,6 +199,7 @@ def load_and_tell(rank: int, size: int, folders: list[Path], machines: int, read
         (2, 1, {}, [(0, 2), (0, 2), (1, 2), (1, 2)]),
         (4, 1, {}, None),
         (1, 1, {"shared": False}, None),
+        (1, 1, {"shared": True}, [(0, 4), (1, 4), (2, 4), (3, 4)]),
         (4, 1, {"shared": True}, [(0, 1)] * 4),
     ],
 )

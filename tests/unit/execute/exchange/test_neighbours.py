@@ -69,7 +69,7 @@ def test_a_storage_that_knows_no_machine_says_nothing() -> None:
     ("given", "found"),
     [
         (ReadOptions(), (True, (1, 2))),
-        (ReadOptions(shared=True), (True, (0, 1))),
+        (ReadOptions(shared=True), (True, (1, 2))),
         (ReadOptions(shared=False), (False, (0, 1))),
         (ReadOptions(turn=(3, 4)), (True, (3, 4))),
     ],
@@ -85,3 +85,4 @@ def test_a_rank_that_is_alone_shares_nothing_whatever_torchrun_says(monkeypatch:
     assert ReadOptions().is_shared
     alone = ReadOptions().among(0, 1)
     assert (alone.is_shared, alone.settled_turn) == (False, (0, 1))
+    assert ReadOptions(shared=True).among(0, 1).is_shared
