@@ -10,10 +10,12 @@ from itertools import count, islice
 from pathlib import Path
 
 import pytest
+import torch
 
 from helpers.checkpoints import ar, write_safetensors
-from tensorferry import open_checkpoint, verify
+from tensorferry import load, open_checkpoint, verify
 from tensorferry.errors import ReadError
+from tensorferry.storage.base import Uncached
 from tensorferry.storage.local import LocalStorage
 
 SHARDS = 60
@@ -81,3 +83,23 @@ def test_a_process_that_can_open_nothing_is_told_so(tmp_path: Path) -> None:
     (tmp_path / "w").write_bytes(b"x")
     with LocalStorage(tmp_path) as storage, may_open(0), pytest.raises(ReadError, match=r"w \(.*Too many open files"):
         storage.read_into("w", 0, memoryview(bytearray(1)))
+
+
+def test_a_file_with_the_last_descriptor_is_read_through_the_page_cache(tmp_path: Path) -> None:
+    (tmp_path / "w").write_bytes(b"x" * 4096)
+    out = bytearray(4096)
+    with LocalStorage(tmp_path) as storage:
+        with may_open(1):
+            assert storage.uncached("w") == Uncached(False, "it cannot be opened again (Too many open files)")
+            assert storage.read_uncached("w", 0, [memoryview(out)]) is None
+            storage.read_into("w", 0, memoryview(out))
+        assert out == b"x" * 4096
+        assert "Too many" not in storage.uncached("w").why, "it is asked again"
+
+
+def test_a_model_is_loaded_with_one_descriptor(tmp_path: Path) -> None:
+    write_safetensors(tmp_path / "model.safetensors", {"weight": ar(2, 3), "bias": ar(2, start=9)})
+    model = torch.nn.Linear(3, 2)
+    with open_checkpoint(tmp_path) as checkpoint, may_open(1):
+        load(model, checkpoint)
+    assert torch.equal(model.weight.data, ar(2, 3))

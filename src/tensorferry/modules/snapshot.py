@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-from itertools import chain
-from operator import is_
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from tensorferry.modules.describe import tensors_of, walked_once
+from tensorferry.modules.containers import Remembered, as_was, contained, copied, leaves, within
+from tensorferry.modules.describe import walked_once
 
-__all__ = ["Change", "IsFixed", "Setting", "Snapshot", "attribute_tensors", "held_in"]
+__all__ = ["Change", "IsFixed", "Setting", "Snapshot", "attribute_tensors"]
 
 _SIMPLE = (bool, int, float, complex, str, bytes, Enum, torch.dtype, torch.Size)
-_PLAIN = frozenset({dict, list, set})
-_COPIED = _PLAIN | {tuple, frozenset}
-_DEEPEST = 20
-_OWN = frozenset(name for name, value in vars(nn.Module()).items() if type(value) in _PLAIN)
-"""Where every module keeps its parts, hooks and the like."""
+_CONTAINERS = frozenset({dict, list, set, OrderedDict})
+_OWN = frozenset(name for name, value in vars(nn.Module()).items() if type(value) in (dict, set) and "hook" not in name)
+"""Where every module keeps its parts, and the like."""
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 _NOTHING = object()
 
@@ -32,11 +30,12 @@ IsFixed = Callable[[torch.Tensor], bool]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value that was set as `attribute` of the module that is called `module` from the root.
+    """A value that was set as `attribute` of the module that is called `module` from the root, or of a tensor of it.
 
     Tensors in it have the same values in every load; they are set as they are, and not copied. A value of None may take
-    the place of a module, a parameter or a buffer. is_same: whether it is a container that was there before, whose
-    contents are others. is_gone: whether the attribute was deleted.
+    the place of a module, a parameter or a buffer. tensor: the name in the module of the parameter or buffer that has
+    the attribute, empty where the module has. is_same: whether it is a container that was there before, whose contents
+    are others. is_gone: whether the attribute was deleted.
     """
 
     module: str
@@ -44,18 +43,26 @@ class Setting:
     value: Any
     is_same: bool = False
     is_gone: bool = False
+    tensor: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name of the attribute from the root."""
+        return ".".join(filter(None, (self.module, self.tensor, self.attribute)))
 
     def put_on(self, model: nn.Module) -> None:
         """Set the attribute of that module of `model`, or fill the container that is there; raises what that raises."""
         module = model.get_submodule(self.module)
-        held = vars(module).get(self.attribute)
+        holder = getattr(module, self.tensor) if self.tensor else module
         if self.is_gone:
             with suppress(AttributeError):
-                delattr(module, self.attribute)
-        elif self.is_same and type(held) is type(self.value):
-            _refill(held, _copied(self.value))
+                delattr(holder, self.attribute)
+        elif not self.is_same:
+            setattr(holder, self.attribute, copied(self.value))
         else:
-            setattr(module, self.attribute, _copied(self.value))
+            held = vars(holder).get(self.attribute)
+            if (value := within(held, self.value)) is not held:
+                setattr(holder, self.attribute, value)
 
 
 class Change(NamedTuple):
@@ -72,48 +79,61 @@ class Change(NamedTuple):
 
 
 class _Saved(NamedTuple):
-    """Attributes of one object, a copy of them, and copies of the plain containers among them."""
+    """Attributes of one object, and what was in them and in the containers among them."""
 
-    attributes: dict[str, Any]
-    copy: dict[str, Any]
-    containers: list[tuple[Any, Any]]
+    attributes: Remembered
+    containers: list[Remembered]
 
     @classmethod
     def of(cls, holder: object) -> _Saved:
         attributes = vars(holder)
-        containers = [(value, value.copy()) for value in attributes.values() if type(value) in _PLAIN]
-        return cls(attributes, attributes.copy(), containers)
+        return cls(Remembered.of(attributes), list(map(Remembered.of, contained(attributes.values()))))
 
     @property
     def is_same(self) -> bool:
         """Whether nothing was set since; most modules are not written to, so this is asked before each attribute is."""
-        return _is_equal(self.attributes, self.copy) and all(_is_equal(*pair) for pair in self.containers)
+        return self.attributes.is_same and all(held.is_same for held in self.containers)
 
-    def changes(self, path: str, is_fixed: IsFixed) -> Iterator[Change]:
-        """Yield what was set or deleted since. path: the name of the module, with a dot."""
-        items = {id(container): contents for container, contents in self.containers}
-        before, now = _by_name(self.copy, items), _by_name(self.attributes, {})
+    def changes(self, module: str, tensor: str, is_fixed: IsFixed) -> Iterator[Change]:
+        """Yield what was set or deleted since. module, tensor: whose attributes they are, as in `Setting`."""
+        items = {id(held.container): held.items for held in self.containers}
+        changed = {id(held.container) for held in self.containers if not held.is_same}
+        before, now = _by_name(self.attributes.items, items), _by_name(self.attributes.container, {})
         for name in before | now:
             was_in, old = before.get(name, ("", _NOTHING))
             is_in, new = now.get(name, ("", _NOTHING))
             is_same = old is new and was_in == is_in
-            if is_same:
-                old = items.get(id(new), new)
-                if old is new or _is_equal(new, old):
-                    continue
-            after = _setting(path[:-1], name, new, is_same, _never if is_in else is_fixed)
-            yield Change(path + name, new, after, _setting(path[:-1], name, old, is_same, _never))
+            if is_same and changed.isdisjoint(map(id, contained([new]))):
+                continue
+            old = as_was(old, items)
+            after = _setting(module, tensor, name, new, is_same, _never if is_in else is_fixed)
+            back = _setting(module, tensor, name, old, is_same, _never)
+            where = ".".join(filter(None, (module, tensor, name)))
+            yield Change(where, new, after, back)
 
     def restore(self) -> None:
-        for container, items in self.containers:
-            if not _is_equal(container, items):
-                _refill(container, items)
-        if not _is_equal(self.attributes, self.copy):
-            _refill(self.attributes, self.copy)
+        for held in self.containers:
+            held.restore()
+        self.attributes.restore()
+
+
+class _Place(NamedTuple):
+    """A parameter or buffer, and where it hangs: as in `Setting`."""
+
+    module: nn.Module
+    path: str
+    leaf: str
+    tensor: torch.Tensor
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether the tensor is still there."""
+        held = self.module._parameters.get(self.leaf)
+        return (self.module._buffers.get(self.leaf) if held is None else held) is self.tensor
 
 
 class Snapshot:
-    """What hangs on the modules and on the parameters of a model: attributes, and plain containers among them.
+    """What hangs on the modules and on the parameters of a model: attributes, and containers among them.
 
     modules: all of them, with their first names and a dot.
     """
@@ -121,7 +141,7 @@ class Snapshot:
     def __init__(self, model: nn.Module) -> None:
         self.modules = walked_once(model)
         self._saved = {module: _Saved.of(module) for _, module in self.modules}
-        self._beside = [(tensor, _Saved.of(tensor)) for tensor in tensors_of(model)]
+        self._beside = [(place, _Saved.of(place.tensor)) for place in _tensors_once(self.modules)]
 
     def restore(self) -> None:
         """Put every attribute back to the object that it was."""
@@ -131,34 +151,33 @@ class Snapshot:
             saved.restore()
 
     def changes(self, modules: Iterable[tuple[str, nn.Module]], is_fixed: IsFixed) -> list[Change]:
-        """Return what modules have got or lost since, as far as they are among `modules`; inner ones come first."""
+        """Return what modules and their tensors have got or lost since, as far as they are among `modules`.
+
+        Inner modules come first, and tensors last. is_fixed: of tensors that were set as attributes.
+        """
         there = {module for _, module in modules}
-        return [
+        found = [
             change
             for path, module in reversed(self.modules)
             if module in there and not (saved := self._saved[module]).is_same
-            for change in saved.changes(path, is_fixed)
+            for change in saved.changes(path[:-1], "", is_fixed)
         ]
-
-    def changes_beside(self) -> list[tuple[torch.Tensor, str]]:
-        """Return the strided parameters and buffers that have got or lost an attribute since, with its name."""
-        return [
-            (tensor, change.name)
-            for tensor, saved in self._beside
-            if not saved.is_same and tensor.layout is torch.strided
-            for change in saved.changes("", _never)
+        return found + [
+            change
+            for place, saved in self._beside
+            if not saved.is_same and place.module in there and place.is_filled
+            for change in saved.changes(place.path, place.leaf, _never)
         ]
 
 
-def _is_equal(container: Any, items: Any) -> bool:
-    """Whether a container has the same objects as its copy, in the same order where it has one."""
-    if len(container) != len(items):
-        return False
-    if isinstance(container, set):
-        return bool(container == items)
-    if isinstance(container, dict) and not all(map(is_, container.values(), items.values())):
-        return False
-    return all(map(is_, container, items))
+def _tensors_once(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[_Place]:
+    known: set[int] = set()
+    for path, module in modules:
+        for tensors in (module._parameters, module._buffers):
+            for leaf, tensor in tensors.items():
+                if tensor is not None and id(tensor) not in known:
+                    known.add(id(tensor))
+                    yield _Place(module, path[:-1], leaf, tensor)
 
 
 def attribute_tensors(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -171,20 +190,11 @@ def attribute_tensors(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[tupl
             if isinstance(value, torch.Tensor):
                 if value.layout is torch.strided:
                     yield prefix + attribute, value
-            elif type(value) in _PLAIN and value:
+            elif type(value) in _CONTAINERS and value:
                 registered = attribute in ("_parameters", "_buffers")
                 for key, item in value.items() if isinstance(value, dict) else enumerate(value):
                     if isinstance(item, torch.Tensor) and item.layout is torch.strided:
                         yield prefix + (str(key) if registered else f"{attribute}[{key}]"), item
-
-
-def held_in(value: Any) -> Iterator[torch.Tensor | nn.Module]:
-    """Yield tensors and modules that lie in `value`: in nested containers, or as attributes of other objects there."""
-    for leaf in _leaves(value):
-        if isinstance(leaf, torch.Tensor | nn.Module):
-            yield leaf
-        elif isinstance(inner := getattr(leaf, "__dict__", None), dict):
-            yield from (item for item in _leaves(inner) if isinstance(item, torch.Tensor | nn.Module))
 
 
 def _by_name(attributes: Mapping[str, Any], items: Mapping[int, Any]) -> dict[str, tuple[str, Any]]:
@@ -196,10 +206,12 @@ def _by_name(attributes: Mapping[str, Any], items: Mapping[int, Any]) -> dict[st
     return found
 
 
-def _setting(module: str, attribute: str, value: Any, is_same: bool, is_fixed: IsFixed) -> Setting | None:
+def _setting(module: str, tensor: str, attribute: str, value: Any, is_same: bool, is_fixed: IsFixed) -> Setting | None:
     if value is _NOTHING:
-        return Setting(module, attribute, None, is_gone=True)
-    return Setting(module, attribute, _copied(value), is_same) if _is_simple(value, is_fixed) else None
+        return Setting(module, attribute, None, is_gone=True, tensor=tensor)
+    if not _is_simple(value, is_fixed):
+        return None
+    return Setting(module, attribute, copied(value), is_same, tensor=tensor)
 
 
 def _never(tensor: torch.Tensor) -> bool:
@@ -212,26 +224,5 @@ def _is_simple(value: Any, is_fixed: IsFixed) -> bool:
         is_fixed(leaf)
         if isinstance(leaf, torch.Tensor)
         else leaf is None or (isinstance(leaf, _SIMPLE) and leaf != "meta")  # what stand-ins say of their device
-        for leaf in _leaves(value)
+        for leaf in leaves(value)
     )
-
-
-def _leaves(value: Any, depth: int = _DEEPEST) -> Iterator[Any]:
-    """Yield what lies in nested containers, keys too; a container where they are nested too deep."""
-    if isinstance(value, tuple | frozenset | list | set | dict) and depth > 0:
-        for item in chain(value, value.values()) if isinstance(value, dict) else value:
-            yield from _leaves(item, depth - 1)
-    else:
-        yield value
-
-
-def _copied(value: Any) -> Any:
-    """Return plain containers anew, with the same things in them."""
-    if type(value) is dict:
-        return {key: _copied(item) for key, item in value.items()}
-    return type(value)(map(_copied, value)) if type(value) in _COPIED else value
-
-
-def _refill(container: Any, items: Any) -> None:
-    container.clear()
-    (container.extend if isinstance(container, list) else container.update)(items)

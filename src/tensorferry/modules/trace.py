@@ -39,7 +39,6 @@ from tensorferry.problems import Problem, ProblemKind
 __all__ = ["LoadWeights", "Traced", "all_streamed", "ignored_by_loader", "stream_opaque", "trace"]
 
 _log = logging.getLogger(__name__)
-_LOST = "%s: what the model's loader sets there is not followed, and may be lacking, but not with own_loader='stream'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +70,7 @@ class Traced:
             try:
                 setting.put_on(model)
             except Exception as error:  # noqa: BLE001 - whatever a module's own `__setattr__` raises
-                where = f"{setting.module}.{setting.attribute}".lstrip(".")
-                _log.warning("%s, which the model's loader set, could not be set again: %s", where, error)
+                _log.warning("%s, which the model's loader set, could not be set again: %s", setting.name, error)
 
 
 @collector_paused()
@@ -114,8 +112,6 @@ def trace(
         if why is not None:
             return _everything_streamed(target, entries, run, why)
         settings += undone(run, part)
-    for name in run.lost:
-        _log.warning(_LOST, name)
     return Traced(account.plan(run), account.opaque, tuple(e.name for e in stream), run.loaded, settings=settings)
 
 
@@ -251,10 +247,10 @@ class _Account:
                 self.opaque[memory.labels[0]] = memory.opaque or "is no parameter, and filled by the loader"
                 self._stream(memory)
         others = {c.name for c in run.changes if not isinstance(c.value, torch.Tensor)}
-        for name, taint in run.kept.items():
+        for name, kept in run.kept.items():
             what = "what no plan can make" if name in others else "a tensor of its own"
             self.opaque[name] = f"is set by the loader to {what}"
-            self.stream |= taint
+            self.stream |= kept.entries
 
     def plan(self, run: Run) -> Plan:
         """Return the plan of all that was settled."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -12,11 +12,13 @@ from torch import nn
 from tensorferry.core.catalogue import TensorEntry
 from tensorferry.errors import shown
 from tensorferry.modules.contents import Contents
+from tensorferry.modules.containers import held_in
 from tensorferry.modules.describe import ORDINARY, seen_as_plain, tensors_of, walked_once
+from tensorferry.modules.likeness import Likeness
 from tensorferry.modules.recorder import CannotFollow, Guard, Memory, Recorder, key_of, memory_like
-from tensorferry.modules.snapshot import Change, IsFixed, Setting, Snapshot, attribute_tensors, held_in
+from tensorferry.modules.snapshot import Change, IsFixed, Setting, Snapshot, attribute_tensors
 
-__all__ = ["LoadWeights", "Run", "harm", "run_loader", "undone"]
+__all__ = ["Kept", "LoadWeights", "Run", "harm", "run_loader", "undone"]
 
 LoadWeights = Callable[[Iterable[tuple[str, torch.Tensor]]], Any]
 """What a model's own loader looks like; what it returns, if anything, is the names that it filled."""
@@ -25,21 +27,29 @@ Modules = Sequence[tuple[str, nn.Module]]
 """Modules with their names and a dot."""
 
 
+class Kept(NamedTuple):
+    """What a loader has hung on the model and only it can.
+
+    entries: those behind it. like: what tells it from what another run may hang there, see `Likeness`.
+    """
+
+    entries: frozenset[str]
+    like: Hashable
+
+
 @dataclass(slots=True)
 class Run:
     """What one run of the loader showed.
 
-    memory, loose: as the recorder has them. kept: what the loader has hung on the model and only it can, with the
-    entries behind it. changes: all that it has set or deleted. lost: what of that neither a setting nor the loader
-    brings again. hanging: ids of the tensors that were the model's in the end, None where it was left as it was.
+    memory, loose: as the recorder has them. kept: what the loader has hung on the model and only it can, by name.
+    changes: all that it has set or deleted. hanging: ids of the tensors that were the model's in the end, None where it was left as it was.
     unfollowed: why the run says nothing, None where it does. loaded: what was returned, None where that were no names.
     """
 
     memory: Mapping[int, Memory]
     loose: Sequence[Memory]
-    kept: Mapping[str, frozenset[str]]
+    kept: Mapping[str, Kept]
     changes: Sequence[Change]
-    lost: Sequence[str]
     hanging: frozenset[int] | None
     unfollowed: str | None
     loaded: frozenset[str] | None
@@ -67,15 +77,14 @@ def run_loader(model: nn.Module, loader: LoadWeights, entries: Sequence[TensorEn
         with seen_as_plain():
             after = walked_once(model)
             changes = saved.changes(after, _fixed_by(memory, recorder))
-            kept, lost = _sorted_out(after, saved, changes, recorder, memory)
-            lost += [f"{memory[key_of(t)].labels[0]}.{n}" for t, n in saved.changes_beside()]
+            kept = _kept(after, saved, changes, recorder, memory)
             hanging = frozenset(map(id, tensors_of(model))) if changes else None
     finally:
         saved.restore()
     failed = isinstance(result, _Failed)
     at = recorder.current if failed else None
     unfollowed, loaded = recorder.unfollowed, _names(result)
-    return Run(memory, recorder.loose, kept, changes, lost, hanging, unfollowed, loaded, failed, at)
+    return Run(memory, recorder.loose, kept, changes, hanging, unfollowed, loaded, failed, at)
 
 
 def _fixed_by(memory: Mapping[int, Memory], recorder: Recorder) -> IsFixed:
@@ -89,32 +98,26 @@ def _fixed_by(memory: Mapping[int, Memory], recorder: Recorder) -> IsFixed:
     return is_fixed
 
 
-def _sorted_out(
+def _kept(
     modules: Modules, saved: Snapshot, changes: Sequence[Change], recorder: Recorder, owned: Mapping[int, Memory]
-) -> tuple[dict[str, frozenset[str]], list[str]]:
-    """Return what only the loader can hang on `modules`, with the entries behind it, and what is lost."""
+) -> dict[str, Kept]:
+    """Return what only the loader can hang on `modules`. saved: what was there before."""
+    likeness = Likeness(saved.modules, recorder, owned)
     kept = {
-        name: recorder.taint(t)
+        name: Kept(recorder.taint(t), likeness.of(t))
         for name, t in attribute_tensors(modules)
         if key_of(t) not in owned and recorder.touched(t)
     }
-    lost = []
-    there = {module for _, module in saved.modules}
-    for name, value in ((c.name, c.value) for c in changes if c.after is None):
-        held = list(held_in(value))
-        if not held:
-            lost.append(name)
-        elif not any(other == name or other.startswith((f"{name}.", f"{name}[")) for other in kept):
-            kept[name] = frozenset().union(*(_behind(item, there, recorder) for item in held))
-    return kept, lost
+    for change in changes:
+        if change.after is None and not any(_is_within(other, change.name) for other in kept):
+            entries = frozenset[str]().union(*map(likeness.behind, held_in(change.value)))
+            kept[change.name] = Kept(entries, likeness.of(change.value))
+    return kept
 
 
-def _behind(item: torch.Tensor | nn.Module, there: set[nn.Module], recorder: Recorder) -> frozenset[str]:
-    """Return the entries that the values of a tensor, or of a module that was not there before, come from."""
-    if isinstance(item, torch.Tensor):
-        return recorder.taint(item) if item.layout is torch.strided else frozenset()
-    inner = () if item in there else attribute_tensors(walked_once(item))
-    return frozenset().union(*(recorder.taint(tensor) for _, tensor in inner))
+def _is_within(name: str, outer: str) -> bool:
+    """Whether `name` is `outer`, or what it names lies in it."""
+    return name == outer or name.startswith((f"{outer}.", f"{outer}["))
 
 
 class _Failed:
@@ -164,7 +167,9 @@ def harm(whole: Run, part: Run) -> str | None:
     """
     if part.unfollowed is not None:
         return f"cannot load a part of the checkpoint: it {part.unfollowed}"
-    if part.kept != whole.kept or len(part.loose) != len(whole.loose):
+    undoable = [change.name for change in _only_in(part, whole) if change.before is not None]
+    kept = {n: k for n, k in part.kept.items() if n in whole.kept or not any(_is_within(n, name) for name in undoable)}
+    if kept != whole.kept or [m.log for m in part.loose] != [m.log for m in whole.loose]:
         return "does something else when it gets only a part of the checkpoint"
     for change in _only_in(part, whole):
         if change.before is None:

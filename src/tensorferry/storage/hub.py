@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import json
 import logging
 import os
 import posixpath
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from tensorferry.core.amounts import few
 from tensorferry.errors import (
     AccessDenied,
     ConfigError,
@@ -116,7 +118,10 @@ class _Unreachable(LocateError):
 
 @dataclass(frozen=True, slots=True)
 class _Cache:
-    """The folder of one repository in the Hub's cache: ``refs/<revision>`` and ``snapshots/<commit>/<path>``."""
+    """The folder of one repository in the Hub's cache: ``refs/<revision>`` and ``snapshots/<commit>/<path>``.
+
+    ``.tensorferry/<commit>.json`` is ours: what was to be fetched, with its sizes, until all of it is there.
+    """
 
     name: str
     root: Path
@@ -144,12 +149,31 @@ class _Cache:
         """Write what `revision` is now, for later calls that are offline; a cache that is read-only stays as it is."""
         ref = self.folder / "refs" / (revision or "main")
         with contextlib.suppress(OSError):
-            if revision == commit or (ref.is_file() and ref.read_text() == commit):
-                return
-            ref.parent.mkdir(parents=True, exist_ok=True)
-            beside = ref.with_name(f"{ref.name}.{uuid4().hex[:8]}.tmp")
-            beside.write_text(commit)
-            beside.replace(ref)
+            if revision != commit and not (ref.is_file() and ref.read_text() == commit):
+                _put(ref, commit)
+
+    @contextlib.contextmanager
+    def unfinished(self, commit: str, sizes: Mapping[str, int]) -> Iterator[None]:
+        """Note that files of `commit` are to come, and take that back when they have; not where the block fails."""
+        with contextlib.suppress(OSError):
+            _put(self._note(commit), json.dumps({**self.awaited(commit), **sizes}))
+        yield
+        if not self.awaited(commit):
+            with contextlib.suppress(OSError):
+                self._note(commit).unlink()
+
+    def awaited(self, commit: str) -> dict[str, int]:
+        """Return the files of `commit` that were to be fetched and are not there, with their sizes."""
+        try:
+            noted = json.loads(self._note(commit).read_text())
+            sizes = {str(path): int(size) for path, size in noted.items()}
+        except (OSError, ValueError, AttributeError, TypeError, RecursionError):  # none, or not as it was written
+            return {}
+        top = self.snapshot(commit)
+        return {path: size for path, size in sizes.items() if _is_plain(path) and not (top / path).is_file()}
+
+    def _note(self, commit: str) -> Path:
+        return self.folder / ".tensorferry" / f"{commit}.json"
 
     def files(self, commit: str) -> Iterator[File]:
         """Yield the files of a snapshot that are there in full."""
@@ -179,14 +203,15 @@ class _Hub:
         self._has_token = bool(token or self._lib.get_token())
         self._api = self._lib.HfApi(endpoint=self.endpoint, token=token, library_name="tensorferry")
 
-    def list(self) -> tuple[str, list[File]]:
-        """Return the commit that the revision is, and its files: one request."""
+    def list(self) -> tuple[str, list[File], frozenset[str]]:
+        """Return the commit that the revision is, its files, and those whose size is not told: one request."""
         with self._answer_understood():
             info = self._api.model_info(self._name, revision=self._revision, files_metadata=True)
-            found = [(f.rfilename, f.size or 0, f.blob_id or "") for f in info.siblings or ()]
+            found = [(f.rfilename, f.size, f.blob_id or "") for f in info.siblings or ()]
         if not _FOLDER.fullmatch(info.sha or ""):
             raise LocateError(f"{self._name} at {self.place}: {shown(str(info.sha))!r} is no commit: is it a Hub?")
-        return info.sha, [File(path, size, blob) for path, size, blob in found if _is_plain(path)]
+        files = [File(path, size or 0, blob) for path, size, blob in found if _is_plain(path)]
+        return info.sha, files, frozenset(path for path, size, _ in found if size is None)
 
     def read(self, path: str, commit: str) -> bytes:
         """Return the content of one file, which is in the cache afterwards."""
@@ -314,7 +339,7 @@ class _Hub:
 
 
 def _from_hub(hub: _Hub, cache: _Cache, revision: str | None, choose: Chooser) -> Snapshot:
-    commit, files = hub.list()
+    commit, files, unsized = hub.list()
     where = f"{cache.name} at {commit[:12]} ({hub.place})"
     chosen = choose(Listing(where, files, lambda path: hub.read(path, commit)))
     sizes = {file.path: file.size for file in files if file.path in set(chosen)}
@@ -322,9 +347,10 @@ def _from_hub(hub: _Hub, cache: _Cache, revision: str | None, choose: Chooser) -
     absent = [path for path in sizes if not (folder / path).is_file()]
     if absent:
         logger.info("%s: fetching %d of %d files", where, len(absent), len(sizes))
-        hub.fetch(absent, commit, sum(sizes[path] for path in absent))
+        with cache.unfinished(commit, {path: sizes[path] for path in absent}):
+            hub.fetch(absent, commit, sum(sizes[path] for path in absent))
     for path, size in sizes.items():
-        _check_arrived(folder / path, size)
+        _check_arrived(folder / path, None if path in unsized else size)
     cache.remember(revision, commit)  # not before: what came of it until now may look whole
     return Snapshot(folder, cache.name, commit)
 
@@ -337,19 +363,42 @@ def _from_cache(cache: _Cache, revision: str | None, choose: Chooser, why: str) 
             " online, or say with HF_HOME or cache_dir where it lies"
         )
     where = f"{cache.name} at {commit[:12]} in the cache {cache.root} ({why})"
-    choose(Listing(where, list(cache.files(commit)), lambda path: (cache.snapshot(commit) / path).read_bytes()))
+    awaited = cache.awaited(commit)
+
+    def read(path: str) -> bytes:
+        if path in awaited:
+            raise _broken_off(where, [path])
+        return (cache.snapshot(commit) / path).read_bytes()
+
+    files = [*cache.files(commit), *(File(path, size, ()) for path, size in awaited.items())]
+    chosen = choose(Listing(where, files, read))
+    if absent := sorted(set(chosen) & awaited.keys()):
+        raise _broken_off(where, absent)
     return Snapshot(cache.snapshot(commit), cache.name, commit)
 
 
-def _check_arrived(file: Path, size: int) -> None:
+def _broken_off(where: str, absent: Sequence[str]) -> LocateError:
+    names = few((shown(path) for path in absent), 3)
+    return LocateError(f"{where}: fetching it was broken off, and {names} did not come: load it once online")
+
+
+def _check_arrived(file: Path, size: int | None) -> None:
     if not file.is_file():
         raise LocateError(f"{file}: did not arrive: the Hub listed it and no error was told; try again")
     found = file.stat().st_size
-    if found != size:
+    if size is not None and found != size:
         raise CorruptFile(f"{file}: {found:,} bytes in the cache, {size:,} on the Hub: remove it and fetch it again")
 
 
 # -- small things ---------------
+
+
+def _put(file: Path, text: str) -> None:
+    """Write a small file, whole or not at all, with the folders that it needs."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    beside = file.with_name(f"{file.name}.{uuid4().hex[:8]}.tmp")
+    beside.write_text(text)
+    beside.replace(file)
 
 
 def _library(name: str) -> Any:

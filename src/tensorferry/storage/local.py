@@ -175,9 +175,15 @@ class LocalStorage:
             os.posix_fadvise(handle.fd, offset, length, os.POSIX_FADV_WILLNEED)
 
     def uncached(self, path: str) -> Uncached:
-        """Return whether `path` can be read past the page cache; see `SupportsUncached`."""
+        """Return whether `path` can be read past the page cache; see `SupportsUncached`.
+
+        That takes a second descriptor; where the process has none left, the first will do.
+        """
         with self._held(path) as handle:
-            direct = self._files.with_room(handle.direct)
+            try:
+                direct = self._files.with_room(handle.direct)
+            except OSError as error:
+                return Uncached(False, f"it cannot be opened again ({error.strerror})")
         return Uncached(direct.fd >= 0, direct.why)
 
     def cached_share(self, path: str, offset: int, length: int) -> float:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
+from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -255,14 +258,205 @@ def test_what_hangs_on_the_model_by_another_name_has_to_be_filled(folder: Path) 
     assert traced_of(folder, model).plan.missing == ("head.weight", "head.bias")
 
 
-def test_what_is_lost_is_told_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("thing", [print, lambda: 1, object(), SimpleNamespace(x=1), [print, 1]])
+def test_what_cannot_be_copied_is_set_by_the_loader(folder: Path, thing: Any, adds: bool) -> None:
     def end(model: Any, given: dict[str, torch.Tensor]) -> None:
-        model.thing = lambda: given
-        model.a.mark = 1
-        model.seen.clear()
+        model.thing = model.a.mark = thing
 
-    model = Model(end, True)
-    assert list(traced_of(folder, model).opaque) == ["norm"]
-    assert model.thing is None
-    assert [record.args for record in caplog.records] == [("thing",), ("a.mark",)]
-    assert "thing: what the model's loader sets there is not followed" in caplog.text
+    for loaded in both(folder, end, adds):
+        assert loaded.traced.fallback is None
+        assert list(loaded.traced.opaque) == [*["norm"] * adds, "thing", "a.mark"]
+        assert loaded.traced.stream == ("norm",) * adds
+        assert loaded.got.thing is loaded.got.a.mark is thing
+
+
+@pytest.mark.parametrize("adds", [False, True])
+def test_what_the_loader_notes_on_a_parameter_is_set_again(folder: Path, adds: bool) -> None:
+    def end(model: Any, given: dict[str, torch.Tensor]) -> None:
+        model.a.mark = "loaded"
+        model.get_parameter("b").order = [*getattr(model.b, "order", []), len(given)]
+
+    for loaded in both(folder, end, adds):
+        assert loaded.traced.fallback is None
+        assert loaded.got.a.mark == "loaded"
+        assert loaded.got.b.order == [3]
+
+
+def test_values_that_the_loader_gives_to_a_parameter_to_keep_are_streamed(folder: Path) -> None:
+    def end(model: Any, given: dict[str, torch.Tensor]) -> None:
+        if "norm" in given:
+            model.a.parts = [given["norm"]]
+
+    for loaded in both(folder, end):
+        assert loaded.traced.opaque == {"a.parts": "is set by the loader to what no plan can make"}
+        assert loaded.traced.stream == ("norm",)
+        assert torch.equal(loaded.got.a.parts[0], ar(6, start=201))
+
+
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize(("thing", "change", "found"), [
+    ({"x": [{"y": [0]}]}, lambda t: t["x"][0]["y"].append(1), {"x": [{"y": [0, 1]}]}),
+    (([0],), lambda t: t[0].append(1), ([0, 1],)),
+    (OrderedDict(a=1, b=2), lambda t: t.move_to_end("a"), OrderedDict(b=2, a=1)),
+    (defaultdict(list), lambda t: t["x"].append(1), {"x": [1]}),
+    (defaultdict(list, x=[0]), lambda t: t["x"].append(1), {"x": [0, 1]}),
+    (Counter(), lambda t: t.update("aab"), Counter(a=2, b=1)),
+    (deque([1, 2], maxlen=2), lambda t: t.append(3), deque([2, 3], maxlen=2)),
+    ([set()], lambda t: t[0].add(1), [{1}]),
+])  # fmt: skip
+def test_containers_that_the_loader_fills_have_it_once(
+    folder: Path, thing: Any, change: Callable[[Any], object], found: Any, adds: bool
+) -> None:
+    def build() -> Model:
+        model = Model(lambda model, given: change(model.thing), adds)
+        model.thing = deepcopy(thing)
+        return model
+
+    for on_meta in (True, False):
+        model = build()
+        traced_of(folder, model)
+        assert model.thing == thing, "tracing leaves them as they were"
+        loaded = load_both_ways(build, folder, on_meta=on_meta)
+        loaded.assert_equal()
+        assert loaded.traced.fallback is None
+        assert loaded.got.thing == loaded.expected.thing == found
+        assert type(loaded.got.thing) is type(thing)
+
+
+def test_containers_in_containers_stay_the_objects_that_they_were(folder: Path) -> None:
+    model = Model(lambda model, given: model.thing["x"][0].append(len(given)), False)
+    inner: list[int] = [0]
+    model.thing = {"x": [inner]}
+    with open_files(folder) as opened:
+        traced = trace(model, opened.catalogue)
+    traced.settle(model)
+    assert model.thing["x"][0] is inner
+    assert inner == [0, 3]
+
+
+class Watched(dict[str, Any]):
+    """One of which nobody knows what a copy would be."""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, value)
+        self.count = getattr(self, "count", 0) + 1
+
+
+@pytest.mark.parametrize("adds", [False, True])
+def test_a_container_of_a_class_of_its_own_is_put_back_and_left_to_the_loader(folder: Path, adds: bool) -> None:
+    def build() -> Model:
+        model = Model(lambda model, given: model.thing.update(y=2), adds)
+        model.thing = Watched(x=1)
+        return model
+
+    model = build()
+    traced_of(folder, model)
+    assert model.thing == {"x": 1}
+    for on_meta in (True, False):
+        loaded = load_both_ways(build, folder, on_meta=on_meta)
+        assert loaded.traced.fallback is None
+        assert loaded.got.thing == {"x": 1, "y": 2}
+
+
+def noted(model: Any, how: str, *args: Any) -> None:
+    model.seen.add(how)
+
+
+HOOKS: list[Callable[[Any], object]] = [
+    lambda m: m.register_forward_hook(partial(noted, m, "forward")),
+    lambda m: m.sub.register_forward_pre_hook(lambda module, args: noted(m, "before")),
+    lambda m: m.sub.register_forward_pre_hook(lambda module, args, kwargs: noted(m, "with"), with_kwargs=True),
+    lambda m: m.register_state_dict_post_hook(lambda *args: noted(m, "state")),
+    lambda m: m.register_load_state_dict_pre_hook(lambda *args: noted(m, "load")),
+    lambda m: m.register_full_backward_hook(lambda *args: noted(m, "backward")),
+]  # fmt: skip
+
+
+def hooks_of(model: nn.Module) -> dict[str, int]:
+    return {
+        f"{path}.{name}": len(value)
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if "hooks" in name and value
+    }
+
+
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("register", HOOKS)
+def test_hooks_that_the_loader_registers_are_there_once(
+    folder: Path, register: Callable[[Any], object], adds: bool
+) -> None:
+    for loaded in both(folder, lambda model, given: register(model), adds):
+        assert loaded.traced.fallback is None
+        assert loaded.traced.stream == ("norm",) * adds
+        assert hooks_of(loaded.got) == hooks_of(loaded.expected) != {}
+    model = Model(lambda model, given: register(model), adds)
+    traced_of(folder, model)
+    assert hooks_of(model) == {}
+
+
+def test_a_hook_that_keeps_values_of_the_checkpoint_gets_them(folder: Path) -> None:
+    def end(model: Any, given: dict[str, torch.Tensor]) -> None:
+        if "norm" in given:
+            norm = given["norm"] * 2
+            model.sub.register_forward_hook(lambda module, args, out: out + norm)
+
+    for loaded in both(folder, end):
+        assert loaded.traced.stream == ("norm",)
+        assert torch.equal(loaded.got.sub(torch.zeros(6)), 2 * ar(6, start=201))
+
+
+def test_a_hook_that_only_the_whole_checkpoint_brings_has_all_of_it_streamed(folder: Path) -> None:
+    def end(model: Any, given: dict[str, torch.Tensor]) -> None:
+        if len(given) == len(SHAPES):
+            model.register_forward_hook(lambda *args: noted(model, "forward"))
+
+    for loaded in both(folder, end):
+        assert loaded.traced.fallback == "does something else when it gets only a part of the checkpoint"
+        assert hooks_of(loaded.got) == {"._forward_hooks": 1}
+
+
+@pytest.mark.parametrize("choose", [
+    lambda m, is_part: setattr(m, "thing", m.x if is_part else m.y),
+    lambda m, is_part: setattr(m, "sub", m.x if is_part else m.y),
+    lambda m, is_part: setattr(m, "thing", {"in": [m.a if is_part else m.b]}),
+    lambda m, is_part: setattr(m, "thing", m.a.data[:2] if is_part else m.a.data[2:]),
+    lambda m, is_part: setattr(m, "sub", nn.Dropout(0.5 if is_part else 0.25)),
+    lambda m, is_part: setattr(m, "sub", nn.ReLU() if is_part else nn.GELU()),
+    lambda m, is_part: setattr(m, "thing", partial(noted, m, "part" if is_part else "whole")),
+    lambda m, is_part: setattr(m, "thing", lambda: (m, is_part)),
+])  # fmt: skip
+def test_another_choice_for_a_part_has_everything_streamed(folder: Path, choose: Callable[[Any, bool], object]) -> None:
+    class Chosen(Model):
+        def __init__(self) -> None:
+            super().__init__(lambda model, given: choose(model, "b" not in given), True)
+            self.x, self.y = nn.Dropout(0.1), nn.Dropout(0.2)
+
+    for on_meta in (True, False):
+        loaded = load_both_ways(Chosen, folder, on_meta=on_meta)
+        loaded.assert_equal()
+        assert loaded.traced.fallback == "does something else when it gets only a part of the checkpoint"
+
+
+@pytest.mark.parametrize("choose", [
+    lambda m: setattr(m, "thing", m.x),
+    lambda m: setattr(m, "sub", m.x),
+    lambda m: setattr(m, "thing", {"in": [m.a, float("nan"), {1, m.x}]}),
+    lambda m: setattr(m, "thing", m.a.data[2:]),
+    lambda m: setattr(m, "sub", nn.Sequential(nn.Dropout(0.25), nn.ReLU())),
+    lambda m: setattr(m, "thing", partial(noted, m, "x")),
+    lambda m: setattr(m, "thing", [lambda: m, m.forward]),
+    lambda m: setattr(m, "thing", SimpleNamespace(x=m.x, count=object())),
+])  # fmt: skip
+def test_the_same_choice_for_a_part_is_no_harm(folder: Path, choose: Callable[[Any], object]) -> None:
+    class Chosen(Model):
+        def __init__(self) -> None:
+            super().__init__(lambda model, given: choose(model), True)
+            self.x = nn.Dropout(0.1)
+
+    for on_meta in (True, False):
+        loaded = load_both_ways(Chosen, folder, on_meta=on_meta)
+        loaded.assert_equal()
+        assert loaded.traced.fallback is None
+        assert loaded.traced.stream == ("norm",)

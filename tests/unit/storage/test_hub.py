@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -323,3 +324,72 @@ def test_a_set_whose_names_do_not_tell_how_many_there_are_is_not_taken_in_part(
         fetch_snapshot(NAME, everything, local_files_only=True)
     assert contents(fetch_snapshot(NAME, everything)).keys() == {"language.safetensors", "vision.safetensors"}
     assert fetch_snapshot(NAME, everything).commit == commit
+
+
+def as_others_do() -> huggingface_hub.HfApi:
+    return huggingface_hub.HfApi(endpoint=os.environ["HF_ENDPOINT"])
+
+
+@pytest.mark.parametrize("by", ["branch that another program fetched", "commit"])
+def test_a_fetch_that_was_killed_is_not_taken_for_all(
+    hub: HubServer, repo: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    commit = hub.add(NAME, repo)
+    fetch = huggingface_hub.HfApi.snapshot_download
+
+    def killed(api: Any, *args: Any, allow_patterns: list[str], **options: Any) -> None:
+        fetch(api, *args, allow_patterns=allow_patterns[:1], **options)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as during:
+        during.setattr(huggingface_hub.HfApi, "snapshot_download", killed)
+        with pytest.raises(KeyboardInterrupt):
+            fetch_snapshot(NAME, everything)
+    revision = None
+    if by == "commit":
+        revision = commit
+    else:
+        as_others_do().hf_hub_download(NAME, "config.json", cache_dir=hub_module._default_cache())
+    with pytest.raises(LocateError, match=r"fetching it was broken off, and model\.safetensors, .* did not come"):
+        fetch_snapshot(NAME, everything, revision=revision, local_files_only=True)
+    there = fetch_snapshot(NAME, lambda listing: ["config.json"], revision=revision, local_files_only=True)
+    assert (there.path / "config.json").is_file()
+    fetch_snapshot(NAME, lambda listing: ["sub/other.bin"], revision=revision)
+    with pytest.raises(LocateError, match=r"and model\.safetensors did not come"):
+        fetch_snapshot(NAME, everything, revision=revision, local_files_only=True)
+    whole = fetch_snapshot(NAME, everything, revision=revision)
+    assert fetch_snapshot(NAME, everything, revision=revision, local_files_only=True) == whole
+    assert not list((whole.path.parents[1] / ".tensorferry").iterdir())
+    assert [repo.repo_id for repo in huggingface_hub.scan_cache_dir(whole.path.parents[2]).repos] == [NAME]
+
+
+def test_what_a_broken_off_fetch_lacks_may_come_by_another_program(
+    hub: HubServer, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = hub.add(NAME, repo)
+
+    def killed(*args: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as during:
+        during.setattr(huggingface_hub.HfApi, "snapshot_download", killed)
+        with pytest.raises(KeyboardInterrupt):
+            fetch_snapshot(NAME, everything)
+    as_others_do().snapshot_download(NAME, cache_dir=hub_module._default_cache())
+    assert fetch_snapshot(NAME, everything, local_files_only=True).commit == commit
+
+
+@pytest.mark.parametrize("note", ["", "[]", "{}", '{"a": null}', '{"../../x": 1}', "[" * 100_000])
+def test_a_note_of_what_is_to_come_that_says_nothing_is_passed_over(hub: HubServer, repo: Path, note: str) -> None:
+    hub.add(NAME, repo)
+    there = fetch_snapshot(NAME, everything)
+    (there.path.parents[1] / ".tensorferry").mkdir(exist_ok=True)
+    (there.path.parents[1] / ".tensorferry" / f"{there.commit}.json").write_text(note)
+    assert fetch_snapshot(NAME, everything, local_files_only=True) == there
+
+
+def test_a_listing_that_tells_no_sizes_is_enough(hub: HubServer, repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = hub.add(NAME, repo)
+    listed = [SimpleNamespace(rfilename=path, size=None, blob_id=None) for path in ("config.json", "model.safetensors")]
+    answers(monkeypatch, SimpleNamespace(sha=commit, siblings=listed))
+    assert contents(fetch_snapshot(NAME, everything)) == {"config.json": b"{}", "model.safetensors": b"weights!"}

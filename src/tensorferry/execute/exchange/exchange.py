@@ -77,10 +77,14 @@ class Party:
             return None
         addresses = {n: offer.address for n, offer in enumerate(told) if n in others and offer is not None}
         try:
-            return Exchange(rank, rows, trays, connected(self._door, rank, addresses, trays, _MEETING))
+            links = connected(self._door, rank, addresses, trays, _MEETING)
         except BaseException:
             trays.close()
             raise
+        try:
+            return Exchange(rank, rows, trays, links)
+        except RuntimeError:  # the system has no thread left for it
+            return None
 
     def close(self) -> None:
         """Let nobody in any more."""
@@ -110,7 +114,8 @@ class Exchange:
     """What `rank` reads for others, and they for it. May be used from several threads; close it at the end.
 
     rows: what is shared, and with whom. trays: what this rank gives goes there; each thread has two. links: to those
-    of the others that could be reached.
+    of the others that could be reached. Trays and links are its own from then on. Raises RuntimeError where no thread
+    can be started.
     """
 
     def __init__(self, rank: int, rows: Mapping[Rows, SharedRows], trays: Trays, links: Mapping[int, Link]) -> None:
@@ -126,7 +131,11 @@ class Exchange:
         self._ears = threading.Thread(
             target=listen, args=(links, self._heard, self._lose), name="tensorferry-exchange", daemon=True
         )
-        started(self._ears)
+        try:
+            started(self._ears)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def nbytes(self) -> int:

@@ -469,3 +469,15 @@ def test_a_meeting_that_is_interrupted_leaves_nothing_open(monkeypatch: pytest.M
     assert len(os.listdir("/proc/self/fd")) == before
     for each in (one, two):
         each.close()
+
+
+def test_a_rank_without_a_thread_to_listen_with_reads_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    schedules, before = [schedule_for(0, 512), schedule_for(512, 1024)], len(os.listdir("/proc/self/fd"))
+    storages = [MemoryStorage({"f": contents()}) for _ in schedules]
+    with monkeypatch.context() as during:
+        during.setattr(exchange, "started", none_left)
+        assert met(list(schedules), storages) == [None, None]
+    assert len(os.listdir("/proc/self/fd")) == before
