@@ -12,10 +12,12 @@ from tensorferry.core.plan import Plan
 from tensorferry.core.schedule import Batch, Piece, Read, Task
 from tensorferry.execute.base import Counters, Parameters
 from tensorferry.execute.blame import reading_for
+from tensorferry.execute.columns import Columns
 from tensorferry.execute.exchange import LEAST, Exchange, Rows, SharedRows, need_of, needs_little
 from tensorferry.execute.placing import Landing, landing
 from tensorferry.execute.strips import LONG, Part, Strip, parts_of, strips
 from tensorferry.execute.ways import Ways
+from tensorferry.numerics.casts import writing
 from tensorferry.numerics.memory import bytes_of
 from tensorferry.numerics.threads import alone
 
@@ -93,8 +95,10 @@ class InStrips:
         for one in cut.slices:
             step = self.plan.steps[one.task.step]
             landed = landing(self.plan, one.task, self.parameters[step.parameter])
-            with alone(), reading_for([step.sources[0].entry.name]):
-                route = _Route(cut.read, step.parameter, landed, block, counters)
+            with alone(), reading_for([step.sources[0].entry.name]), writing(landed.into):
+                whole = one.task.inputs[0].pieces[0]
+                columns = Columns.of(landed, whole) if one.strips[0].dim == 0 else None
+                route = _Route(cut.read, step.parameter, landed, columns, whole, block, counters)
                 if one.together is None:
                     self._place_alone(one.strips, route, way)
                 else:
@@ -115,7 +119,7 @@ class InStrips:
         for strip in some:
             if self.stopped():
                 return
-            route.put(self._read(route, route.read.offset + strip.start, strip.length, way), strip.piece)
+            route.put(self._read(route, route.read.offset + strip.start, strip.length, way), strip)
 
     def _place_together(self, some: Sequence[Strip], route: _Route, together: _Together) -> None:
         """Read this rank's share of whole rows and hand it on, and take what others hand on. A unit is a strip."""
@@ -129,15 +133,15 @@ class InStrips:
             if shared.reader(number) == exchange.rank:
                 staged = self._read(route, at, length, way)
                 exchange.give(shared, number, staged, at, self.stopped)
-                route.put(staged, strip.where(first))
+                route.put(staged, strip, first)
                 continue
             start, stop = shared.handed_on(shared.reader(number))
             with exchange.taken(shared, number, at, length, self.stopped) as there:
                 if there is not None:
-                    route.put(there, strip.where(first - start, (stop - start, shared.row)))
+                    route.put(there, strip, first - start, (stop - start, shared.row))
                     route.counters.came("from another rank", there.nbytes)
             if there is None and not self.stopped():
-                route.put(self._read(route, at, length, way), strip.where(first))
+                route.put(self._read(route, at, length, way), strip, first)
 
     def _read(self, route: _Route, at: int, length: int, way: str) -> torch.Tensor:
         staged = route.block[at % _PAGE : at % _PAGE + length]
@@ -147,14 +151,22 @@ class InStrips:
 
 
 class _Route(NamedTuple):
-    """Where the strips of one task come from and go to."""
+    """Where the strips of one task come from and go to. columns: the short way there, if there is one for `whole`."""
 
     read: Read
     parameter: str
     landed: Landing
+    columns: Columns | None
+    whole: Piece
     block: torch.Tensor
     counters: Counters
 
-    def put(self, staged: torch.Tensor, piece: Piece) -> None:
+    def put(self, staged: torch.Tensor, strip: Strip, offset: int = 0, squeezed: tuple[int, int] = (1, 1)) -> None:
+        """Put a strip, which begins at `offset` of `staged`, where it belongs. squeezed: see `Strip.where`."""
         self.counters.copied_bytes += staged.nbytes
-        self.counters.lost(self.parameter, self.landed.put(staged, piece))
+        if self.columns is not None:
+            (now, before), (start, stop) = squeezed, (strip.piece.box.start[0], strip.piece.box.stop[0])
+            stride = strip.piece.strides[0] * self.landed.dtype.block_bytes * now // before
+            if self.columns.put(staged, start - self.whole.box.start[0], stop - start, offset, stride):
+                return
+        self.counters.lost(self.parameter, self.landed.put(staged, strip.where(offset, squeezed)))

@@ -13,10 +13,10 @@ from tensorferry.core.schedule import Batch, Piece, Read, Task
 
 __all__ = ["LONG", "Part", "Strip", "extent", "parts_of", "row_of", "strips"]
 
-_STRIP = 2 << 20
-"""Bytes of a strip at least, and less than twice as many at most, where rows are shorter than that; else a row. Shorter
-ones are copied more slowly, and longer ones do not stay in the cache."""
-LONG = 2 * _STRIP
+_STRIP = (2 << 20) - (64 << 10)
+"""Bytes of a strip at most, where rows are not longer than that; else it is a row. Wherever in a page it begins, it lies on
+one huge page: each more of them costs a thread milliseconds, once. Much shorter ones are copied more slowly."""
+LONG = 4 << 20
 """Bytes from which on a read that nobody else makes is worth cutting."""
 _PART = 256 << 10
 """Bytes that the parts of a read have at least, on average: each of them is read by itself then."""
@@ -76,7 +76,7 @@ def strips(plan: Plan, task: Task, part: Part) -> Iterator[Strip]:
     ((piece,),) = (given.pieces for given in task.inputs)
     dim, row = _falling_dim(piece), row_of(plan, task)
     rows, first, last = piece.box.shape[dim], piece.box.start[dim], piece.box.stop[dim]
-    each = -(-rows // max(rows * row // _STRIP, 1))  # whichever columns of the rows are needed
+    each = -(-rows // -(-rows // max(_STRIP // row, 1)))  # whichever columns of the rows are needed
     for at in range(first, last, each):
         stop, begin = min(at + each, last), (at - first) * row
         length = part.length - begin if stop == last else (stop - at) * row

@@ -11,8 +11,8 @@ from torch import nn
 
 from tensorferry.core.catalogue import TensorEntry
 from tensorferry.errors import shown
-from tensorferry.modules.contents import Contents
 from tensorferry.modules.containers import held_in
+from tensorferry.modules.contents import Contents
 from tensorferry.modules.describe import ORDINARY, seen_as_plain, tensors_of, walked_once
 from tensorferry.modules.likeness import Likeness
 from tensorferry.modules.recorder import CannotFollow, Guard, Memory, Recorder, key_of, memory_like

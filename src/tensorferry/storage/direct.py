@@ -18,15 +18,15 @@ from typing import NamedTuple
 from tensorferry.storage.blocks import HUGE, block_of
 from tensorferry.storage.file_systems import file_system_of
 from tensorferry.storage.libc import address, libc
-from tensorferry.storage.touching import is_untouched, touch
+from tensorferry.storage.touching import is_untouched, touch, touch_at
 
 __all__ = ["MOST", "SPARE", "DirectFile", "Filled", "Spare", "fill", "open_direct"]
 
-SPARE = 1 << 20
-"""Bytes of a buffer that misaligned bytes go through. Not more: what is copied on should still be in a fast cache."""
-MOST = SPARE + (64 << 10)
+MOST = HUGE // 2
 """Bytes that are read at once, with what little lies at the ends. A virtual disk was slower by a quarter with twice
 as many, wherever they went."""
+SPARE = MOST - (64 << 10)
+"""Bytes of a buffer that misaligned bytes go through. Not more: what is copied on should still be in a fast cache."""
 
 _MOST_BUFFERS = 512
 _LARGEST_BLOCK = 4096
@@ -49,15 +49,17 @@ class DirectFile(NamedTuple):
 class Spare:
     """Two buffers of `MOST` bytes that misaligned bytes go through, for one thread, by turns.
 
-    A virtual disk is another processor that writes there, and waits for the cache of the one that has just copied.
+    A virtual disk is another processor that writes there, and waits for the cache of the one that has just copied. They
+    are the halves of one huge page: to be given one took 8 ms where the host had to find its memory first.
     """
 
     def __init__(self) -> None:
-        memory = block_of(2 * HUGE)
-        self._now, self._next = memory[:MOST], memory[HUGE : HUGE + MOST]
+        memory = block_of(HUGE)
+        first = address(memory)
+        self._now, self._next = (memory[:MOST], first), (memory[MOST:], first + MOST)
 
-    def take(self) -> memoryview:
-        """Return the one that was not taken last; it is on a page of its own."""
+    def take(self) -> tuple[memoryview, int]:
+        """Return the one that was not taken last, and its address; it begins on a page of its own."""
         self._now, self._next = self._next, self._now
         return self._now
 
@@ -106,15 +108,15 @@ def fill(file: DirectFile, offset: int, views: Sequence[memoryview], spare: Spar
 
     Raises OSError, with EINVAL where the file system takes no such read.
     """
+    if len(views) == 1 and (filled := _filled_alone(file, offset, views[0], spare)) is not None:
+        return filled
     wanted = sum(map(len, views))
     stop = offset + wanted
     straight = list(_straight(file, offset, views))
-    if not straight and len(views) == 1:  # as most are, of a file whose tensors begin anywhere
-        return _copied_on(file, offset, views[0], spare)
     copied, at = 0, offset
     pieces = _Pieces(views, offset)
     for group in _groups(_runs(file.block, offset, stop, straight)):
-        buffer = spare.take()
+        buffer, _ = spare.take()
         end = _read(file.fd, file.block, group, buffer)
         copied += _hand_out(group, buffer, pieces, offset, min(end, stop))
         at = min(end, stop)
@@ -123,27 +125,59 @@ def fill(file: DirectFile, offset: int, views: Sequence[memoryview], spare: Spar
     return Filled(max(at - offset, 0), copied)
 
 
-def _copied_on(file: DirectFile, offset: int, view: memoryview, spare: Spare) -> Filled:
+def _filled_alone(file: DirectFile, offset: int, view: memoryview, spare: Spare) -> Filled | None:
+    """Do what `fill` does, for one buffer, as it mostly is; None where the file did not give all that was asked for."""
+    first, last = -(-offset // file.block) * file.block, (offset + len(view)) // file.block * file.block
+    if first < last and (address(view) + first - offset) % file.memory == 0:
+        return _read_straight(file, offset, view, spare)
+    return _copied_on(file, offset, view, spare)
+
+
+def _read_straight(file: DirectFile, offset: int, view: memoryview, spare: Spare) -> Filled | None:
+    """Fill one buffer whose blocks can be read where they belong; what is none at its ends goes through a spare one."""
+    block, stop = file.block, offset + len(view)
+    first, last = -(-offset // block) * block, stop // block * block
+    buffer = spare.take()[0] if first > offset or last < stop else view
+    at = first - block if first > offset else first
+    while at < stop:
+        begin = max(at, first)
+        end = min(begin + SPARE, last)
+        into, reach = [view[begin - offset : end - offset]], end
+        if at < first:
+            into.insert(0, buffer[:block])
+        if end == last < stop:
+            into.append(buffer[block : 2 * block])
+            reach = end + block
+        if at + os.preadv(file.fd, into, at) < min(reach, stop):
+            return None
+        at = reach
+    if first > offset:
+        view[: first - offset] = buffer[block - (first - offset) : block]
+    if last < stop:
+        view[last - offset :] = buffer[block : block + stop - last]
+    return Filled(len(view), first - offset + stop - last)
+
+
+def _copied_on(file: DirectFile, offset: int, view: memoryview, spare: Spare) -> Filled | None:
     """Fill one buffer of which nothing can be read where it belongs, a piece at a time, through the spare buffers.
 
     A few bytes that are left at the end come with the piece before: a read of their own would take as long as that.
     """
     stop, at = offset + len(view), offset // file.block * file.block
     last, is_new = -(-stop // file.block) * file.block, is_untouched(view)
+    place = address(view) - offset
     while at < stop:
         end = last if last - at <= MOST else at + SPARE
-        buffer = spare.take()[: end - at]
-        came = _read(file.fd, file.block, [_Run(at, end, None)], buffer)
-        first, until = max(at, offset), min(came, stop)
-        if first < until:
-            into = view[first - offset : until - offset]
-            if is_new:
-                touch(into)
-            _copy(into, buffer[first - at : until - at])
-        if came < end:
-            stop = max(until, offset)
+        buffer, source = spare.take()
+        if at + os.preadv(file.fd, [buffer[: end - at]], at) < min(end, stop):
+            return None
+        first, until = max(at, offset), min(end, stop)
+        if is_new:
+            touch_at(place + first, until - first)
+        # Other than a slice, it lets other threads run.
+        ctypes.memmove(place + first, source + first - at, until - first)
         at = end
-    return Filled(stop - offset, stop - offset)
+    return Filled(len(view), len(view))
 
 
 def _straight(file: DirectFile, offset: int, views: Sequence[memoryview]) -> Iterator[_Run]:

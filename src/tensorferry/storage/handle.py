@@ -46,6 +46,8 @@ class Handle:
 
     def direct(self) -> DirectFile:
         """Return the file as it can be read directly. Raises OSError where descriptors have run out."""
+        if (known := self._direct) is not None:
+            return known
         with self._lock:
             if self._direct is None:
                 self._direct = open_direct(self.fd)

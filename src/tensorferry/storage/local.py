@@ -14,7 +14,7 @@ from typing import Literal, Self
 
 from tensorferry.errors import ReadError
 from tensorferry.storage.base import File, Uncached
-from tensorferry.storage.direct import Filled, Spare
+from tensorferry.storage.direct import DirectFile, Filled, Spare
 from tensorferry.storage.folder import Folder, Identity, identity_of, located, refuse_irregular
 from tensorferry.storage.handle import Handle, fill, mapped, place_of, read_as_asked
 from tensorferry.storage.leases import lent
@@ -147,7 +147,15 @@ class LocalStorage:
             raise ReadError(f"{self._folder.label(path)}: {wanted} bytes at offset {offset} are no part of any file")
         return views, wanted
 
+    def _direct(self, handle: Handle) -> DirectFile | None:
+        """Return a file as it can be read directly; None where the process has no descriptor left for that."""
+        with suppress(OSError):
+            return self._files.with_room(handle.direct)
+        return None
+
     def _directly(self, handle: Handle, offset: int, views: _Views) -> Filled | None:
+        if self._direct(handle) is None:
+            return None
         if not hasattr(self._spare, "buffers"):
             self._spare.buffers = Spare()
         spare: Spare = self._spare.buffers
@@ -180,11 +188,8 @@ class LocalStorage:
         That takes a second descriptor; where the process has none left, the first will do.
         """
         with self._held(path) as handle:
-            try:
-                direct = self._files.with_room(handle.direct)
-            except OSError as error:
-                return Uncached(False, f"it cannot be opened again ({error.strerror})")
-        return Uncached(direct.fd >= 0, direct.why)
+            direct = self._direct(handle)
+        return Uncached(False, "too many files are open") if direct is None else Uncached(direct.fd >= 0, direct.why)
 
     def cached_share(self, path: str, offset: int, length: int) -> float:
         """Return about how much of a range is in the page cache; see `SupportsUncached`."""
@@ -197,7 +202,7 @@ class LocalStorage:
         What does not lie in memory as it does in the file goes through buffers of a mebibyte, two for each thread.
         """
         views, wanted = self._asked(path, offset, outs)
-        if not wanted or not self.uncached(path).possible:
+        if not wanted:
             return None
         with self._held(path) as handle:
             got = self._directly(handle, offset, views)

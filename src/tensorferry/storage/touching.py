@@ -9,7 +9,7 @@ from functools import cache
 
 from tensorferry.storage.libc import address, libc
 
-__all__ = ["PIECE", "in_touched_pieces", "is_untouched", "touch"]
+__all__ = ["PIECE", "in_touched_pieces", "is_untouched", "is_untouched_at", "touch", "touch_at"]
 
 PIECE = 1 << 20
 """Bytes that are touched and filled at a time: they are still in the processor's cache when they are filled."""
@@ -44,16 +44,27 @@ def touch(view: memoryview) -> None:
 
 def is_untouched(view: memoryview) -> bool:
     """Whether the page in the middle of `view` has not been given yet; that one speaks for all."""
+    return is_untouched_at(address(view), len(view))
+
+
+def is_untouched_at(at: int, length: int) -> bool:
+    """Do what `is_untouched` does for `length` bytes at an address."""
     if not _knows_populate():
         return False
     told = ctypes.c_ubyte(1)
-    middle = (address(view) + len(view) // 2) // _PAGE * _PAGE
+    middle = (at + length // 2) // _PAGE * _PAGE
     return not libc().mincore(middle, _PAGE, ctypes.byref(told)) and not told.value & 1
 
 
+def touch_at(at: int, length: int) -> None:
+    """Do what `touch` does to `length` bytes at an address, of memory that `is_untouched`."""
+    if length >= _PAYS:
+        first = at // _PAGE * _PAGE
+        libc().madvise(first, at + length - first, _POPULATE_WRITE)  # where that fails, reading tells
+
+
 def _touch(view: memoryview) -> None:
-    first = address(view) // _PAGE * _PAGE
-    libc().madvise(first, address(view) + len(view) - first, _POPULATE_WRITE)  # where that fails, reading tells
+    touch_at(address(view), len(view))
 
 
 @cache
