@@ -188,7 +188,7 @@ def _refuse_unready(place: Place) -> None:
             f"{place.name} has no shape yet, as {type(place.module).__name__} finds it out from its first input: "
             "run the model once before loading, or give the module its sizes"
         )
-    if not is_dtensor(place.tensor):
+    if is_wrapper(place.tensor) and not is_dtensor(place.tensor):
         refuse_wrapper(place.name, place.tensor)
 
 

@@ -34,6 +34,8 @@ __all__ = [
 ORDINARY = frozenset({nn.Parameter, torch.Tensor})
 """Classes of tensors of which nothing has to be asked; asking whether one is a parameter takes torch a while."""
 
+_NO_DISPATCH = torch.Tensor.__torch_dispatch__
+"""What classes have that leave operations to torch; their tensors have memory, and need not be looked at further."""
 _BOXES = {"Shard", "_StridedShard", "Replicate"}
 """Placements under which a rank has some of the elements, as they are. By name: a subclass may deal them otherwise."""
 
@@ -43,7 +45,7 @@ def is_wrapper(tensor: torch.Tensor) -> bool:
 
     Of one on meta, which would have none anyway, it is told by what its class says of the tensors in it.
     """
-    if type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__:
+    if type(tensor).__torch_dispatch__ is _NO_DISPATCH:
         return False
     if tensor.is_meta:
         return hasattr(type(tensor), "__tensor_flatten__")
@@ -67,7 +69,7 @@ def is_dtensor(tensor: object) -> bool:
 
 def memory_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor in whose memory the values lie that are here: the local part of a DTensor, or `tensor`."""
-    if type(tensor) in ORDINARY or not is_dtensor(tensor):
+    if type(tensor).__torch_dispatch__ is _NO_DISPATCH or not is_dtensor(tensor):
         return tensor
     local: torch.Tensor = tensor._local_tensor  # type: ignore[attr-defined] # to_local() makes another one each time
     return local
@@ -114,7 +116,7 @@ def box_of(name: str, tensor: torch.Tensor) -> Box | None:
 
 def refuse_wrapper(name: str, tensor: torch.Tensor) -> None:
     """Raise PlanError for a tensor whose values lie in others, as its class alone knows how."""
-    if type(tensor) not in ORDINARY and is_wrapper(tensor):
+    if is_wrapper(tensor):
         kind = type(tensor).__name__
         raise PlanError(
             f"{name} is a {kind}, which keeps its values in other tensors and has no memory to fill: load the "

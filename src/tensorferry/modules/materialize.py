@@ -99,7 +99,10 @@ class Materialized(Mapping[str, torch.Tensor]):
     @property
     def hanging(self) -> dict[str, torch.Tensor]:
         """The tensors as they hang in the model before they are looked up; of DTensors, the local parts."""
-        return {name: memory_of(hanging[0].tensor) for name, hanging in self._places.items()}
+        return {
+            name: tensor if type(tensor := hanging[0].tensor) in ORDINARY else memory_of(tensor)
+            for name, hanging in self._places.items()
+        }
 
     @property
     def replaceable(self) -> set[str]:
@@ -132,7 +135,7 @@ class Materialized(Mapping[str, torch.Tensor]):
 
     def _with_memory(self, name: str, like: torch.Tensor, device: torch.device) -> torch.Tensor:
         """Return an uninitialized tensor with the class, attributes and layout of `like`, on `device`."""
-        old = memory_of(like)
+        old = like if type(like) in ORDINARY else memory_of(like)
         begin = self._beginnings.get(name, -1)
         suits = begin % _ALIGNED == 0
         if device.type == "cpu" and old.nbytes >= LARGE and old.is_contiguous() and (suits or self._huge_pages):
@@ -152,12 +155,12 @@ class Materialized(Mapping[str, torch.Tensor]):
                 if name not in self._shares:
                     for container, key in self._kept.pop(id(hung), ()):
                         container[key] = tensor
-        return memory_of(tensor).detach()
+        return (tensor if type(tensor) in ORDINARY else memory_of(tensor)).detach()
 
 
 def dressed(made: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Return `made` with the class and attributes of `like`; of a DTensor, `made` becomes the local part."""
-    if is_dtensor(like):
+    if type(like) not in ORDINARY and is_dtensor(like):
         with _outside_inference():
             return around(made, like)
     if type(like) is nn.Parameter or isinstance(like, nn.Parameter):
