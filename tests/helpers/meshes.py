@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +15,9 @@ from torch.distributed.tensor import distribute_tensor
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-__all__ = ["local", "mesh_seen_by", "spread"]
+from helpers.checkpoints import write_safetensors
+
+__all__ = ["One", "checkpoint", "local", "mesh_seen_by", "spread"]
 
 
 @contextmanager
@@ -39,3 +42,23 @@ def local(tensor: Any) -> torch.Tensor:
     with torch.no_grad():
         found: torch.Tensor = tensor.to_local().clone()
     return found
+
+
+class One(nn.Module):
+    """A module with the tensors that it is given."""
+
+    weight: Any  # nn.Module says that attributes may be modules
+    other: Any
+    scale: Any
+
+    def __init__(self, weight: torch.Tensor, **more: torch.Tensor) -> None:
+        super().__init__()
+        self.register_parameter("weight", nn.Parameter(weight) if type(weight) is torch.Tensor else weight)  # type: ignore[arg-type]
+        for name, tensor in more.items():
+            self.register_parameter(name, tensor)  # type: ignore[arg-type]
+
+
+def checkpoint(folder: Path, **tensors: torch.Tensor) -> Path:
+    """Write a checkpoint of those tensors, and return its folder."""
+    write_safetensors(folder / "model.safetensors", tensors)
+    return folder
