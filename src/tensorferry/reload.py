@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,7 +25,8 @@ from tensorferry.core.ruleset import RuleSet
 from tensorferry.core.target import Target
 from tensorferry.errors import PlanError
 from tensorferry.modules.aside import Aside
-from tensorferry.modules.describe import describe
+from tensorferry.modules.describe import describe, dtensors_of
+from tensorferry.modules.distributed import reshard
 from tensorferry.modules.materialize import Materialized
 from tensorferry.modules.shadows import Again, Shadows, refuse_if_short
 from tensorferry.progress import SILENT, Progress, progress_of
@@ -38,10 +39,11 @@ __all__ = ["Reloader"]
 
 @dataclass(frozen=True)
 class _Kept:
-    """A plan, and what it was made for."""
+    """A plan, and what it was made for: the checkpoint, and how DTensors of the model lay on the ranks."""
 
     prepared: Prepared
     catalogue: Catalogue
+    dtensors: Mapping[str, object]
 
 
 class Reloader:
@@ -104,7 +106,8 @@ class Reloader:
                 refuse_differences(self._kept.catalogue, checkpoint.catalogue, checkpoint.uri)
             with timed(seconds, "verify") if verify else nullcontext():
                 verified = verify_files(checkpoint, progress=telling).summary if verify else Prepared.verified
-            aside = Aside(self._model)
+            reshard(self._model)  # before anything remembers what hangs where
+            aside, dtensors = Aside(self._model), dtensors_of(self._model)
             try:
                 prepared = self._laid_out(aside, checkpoint, atomic=atomic)
                 prepared = replace(prepared, verified=verified, seconds={**seconds, **prepared.seconds})
@@ -113,7 +116,7 @@ class Reloader:
             except BaseException:
                 aside.restore()
                 raise
-            self._kept = _Kept(prepared, checkpoint.catalogue)
+            self._kept = _Kept(prepared, checkpoint.catalogue, dtensors)
         return _told(report, aside)
 
     def _laid_out(self, aside: Aside, checkpoint: Checkpoint, *, atomic: bool) -> Prepared:
@@ -140,7 +143,8 @@ class Reloader:
         if kept is None:
             return prepare(self._model, checkpoint, rules=self._rules, strict=self._strict)
         _refuse_other_model(kept.prepared.target, describe(self._model))
-        plan = None if _may_untie(kept.prepared) else rebased(kept.prepared.plan, checkpoint.catalogue)
+        other = _may_untie(kept.prepared) or kept.dtensors != dtensors_of(self._model)
+        plan = None if other else rebased(kept.prepared.plan, checkpoint.catalogue)
         if plan is None:
             return prepare(self._model, checkpoint, rules=self._rules, strict=self._strict)
         return replace(kept.prepared, checkpoint=checkpoint, plan=plan, seconds={})

@@ -16,6 +16,7 @@ from tensorferry.errors import ConfigError, shown
 from tensorferry.formats.sharded_state_manifest import RankManifest, SavedTensor
 from tensorferry.loaders.saving import method_of
 from tensorferry.modules.describe import places
+from tensorferry.modules.distributed import memory_of
 
 __all__ = ["Restored", "misfits", "other_layout", "refuse_other_method", "restored", "sub_views"]
 
@@ -170,7 +171,7 @@ def sub_views(model: nn.Module) -> set[str]:
     """Return the tensors that are a smaller part of the memory of another one, which states of vLLM leave out."""
     memory: dict[tuple[torch.device, int], list[tuple[int, int, str]]] = {}
     for place in places(model):
-        tensor = place.tensor
+        tensor = memory_of(place.tensor)
         if place.persistent and tensor.device.type != "meta" and tensor.numel():
             start = tensor.data_ptr()
             key = (tensor.device, tensor.untyped_storage().data_ptr())

@@ -22,6 +22,7 @@ from tensorferry.formats.sharded_state_manifest import FORMAT, RankManifest, Sav
 from tensorferry.formats.sharded_state_names import PartNames, RankNumbers, manifest_name
 from tensorferry.formats.writing import NewTensor, new_file
 from tensorferry.modules.describe import Place, declares_slots, describe, places
+from tensorferry.modules.distributed import is_dtensor
 from tensorferry.modules.finalize import hooked_modules
 from tensorferry.modules.processed import changes_of
 from tensorferry.numerics.memory import bytes_of
@@ -56,8 +57,8 @@ def save_sharded_state(
     What a rank has saved there before is replaced: its manifest goes first, so that a save that is killed leaves what
     cannot be taken for a state. One folder holds one state.
 
-    Raises ConfigError for a pattern that does not suit the ranks, or tensors on meta; FormatError for a type that
-    safetensors lacks, or tensors of a post-processed module that are neither parameters nor buffers; OSError.
+    Raises ConfigError for a pattern that does not suit the ranks, for DTensors and tensors on meta; FormatError for a
+    type that safetensors lacks, or tensors of a post-processed module that are neither parameters nor buffers; OSError.
     """
     _check_arguments(model, max_part_size, post_processed, label)
     ranks = ranks_of(parallel or ParallelConfig())
@@ -205,6 +206,11 @@ def _refuse_unsavable(model: nn.Module, saved: Mapping[str, _Owner], post_proces
     for name, (place, tensor, _) in saved.items():
         if place.tensor.is_meta:
             raise ConfigError(f"{name} is on meta, where tensors have no values: load the model before it is saved")
+        if is_dtensor(place.tensor):
+            raise ConfigError(
+                f"{name} is a DTensor, and a sharded state does not say how that lies on the ranks: save the model by "
+                "torch.distributed.checkpoint, or the values of full_tensor()"
+            )
         if SAFETENSORS_DTYPES.get(tensor.dtype.name) != tensor.dtype:
             raise FormatError(f"{name} is of the type {tensor.dtype}, which safetensors lacks; nothing was written")
     kept = {id(p.tensor) for p in places(model)}

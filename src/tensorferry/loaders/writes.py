@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tensorferry.core.boxes import strides_of
 from tensorferry.modules.contents import Contents
 from tensorferry.modules.describe import places
+from tensorferry.modules.distributed import memory_of
 from tensorferry.modules.operations import Sort, sort_of, tensors_in, written_by
 from tensorferry.modules.recorder import key_of
 from tensorferry.modules.views import Copy, TooScattered
@@ -50,7 +51,8 @@ class _Watched:
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While active, notes what is written to the parameters and persistent buffers of `model`, which are on a device.
 
-    Element-exact for views that are regular; what is written in an irregular order counts as whole.
+    Element-exact for views that are regular; what is written in an irregular order counts as whole. Of DTensors, what
+    is written of the local parts counts.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -60,8 +62,9 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._memory: dict[int, _Watched] = {}
         for place in places(model):
             if place.persistent:
-                key = self._before[place.name] = key_of(place.tensor)
-                self._memory.setdefault(key, _Watched.of(place.tensor))
+                memory = memory_of(place.tensor)
+                key = self._before[place.name] = key_of(memory)
+                self._memory.setdefault(key, _Watched.of(memory))
         self._offered: dict[int, tuple[str, StorageWeakRef]] = {}
         self._used: set[str] = set()
 
@@ -83,22 +86,22 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if sort_of(func) is not Sort.VIEW:
             written = written_by(func, args, kwargs)
             for tensor in written:
-                self._note_write(tensor)
+                self._note_write(memory_of(tensor))
             for tensor in tensors_in(args, kwargs):
                 if not any(tensor is w for w in written):
-                    self._note_use(tensor)
+                    self._note_use(memory_of(tensor))
         return result
 
     def unused(self, names: Iterable[str]) -> list[str]:
         """Return those of `names` that were never offered, or whose values nothing looked at or kept."""
-        kept = {key_of(place.tensor) for place in places(self._model)}
+        kept = {key_of(memory_of(place.tensor)) for place in places(self._model)}
         used = self._used | {name for key, (name, _) in self._offered.items() if key in kept}
         return [name for name in names if name not in used]
 
     def written(self) -> Mapping[str, Share]:
         """Return how much of each tensor was written, by name; all of one that was replaced by another."""
-        hanging = [p for p in places(self._model) if p.persistent]
-        return {p.name: Share(self._written(p.name, p.tensor), p.tensor.numel()) for p in hanging}
+        hanging = {p.name: memory_of(p.tensor) for p in places(self._model) if p.persistent}
+        return {name: Share(self._written(name, tensor), tensor.numel()) for name, tensor in hanging.items()}
 
     def _written(self, name: str, now: torch.Tensor) -> int:
         if key_of(now) != self._before.get(name):

@@ -11,7 +11,9 @@ import torch
 from torch import nn
 
 from tensorferry.modules.describe import Place, places
+from tensorferry.modules.distributed import memory_of
 from tensorferry.modules.finalize import hooked_modules
+from tensorferry.modules.materialize import dressed
 from tensorferry.modules.processed import changes_of, lay_out
 from tensorferry.modules.snapshot import Snapshot
 from tensorferry.numerics.casts import writing
@@ -98,7 +100,8 @@ class Aside:
 
 
 def overwrite(old: torch.Tensor, new: torch.Tensor) -> None:
-    """Give `old` the values of `new`, of the same type and shape, where it lies."""
+    """Give `old` the values of `new`, of the same type and shape, where it lies; of DTensors, this rank's part."""
+    old, new = memory_of(old), memory_of(new)
     if old.data_ptr() != new.data_ptr():
         old = old.detach()
         with writing(old):
@@ -119,13 +122,7 @@ def _registry(place: Place) -> _Registry:
 
 def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor without memory, with the class, attributes and layout of `tensor`."""
-    made: torch.Tensor = torch.empty_like(tensor.detach(), device="meta")
-    if isinstance(tensor, nn.Parameter):
-        made = nn.Parameter(made, requires_grad=tensor.requires_grad)
-    if type(made) is not type(tensor):
-        made.__class__ = type(tensor)
-    vars(made).update(vars(tensor))
-    return made
+    return dressed(torch.empty_like(memory_of(tensor).detach(), device="meta"), tensor)
 
 
 def _is_buffer(place: Place | None) -> bool:
@@ -133,4 +130,4 @@ def _is_buffer(place: Place | None) -> bool:
 
 
 def _form(tensor: torch.Tensor) -> tuple[object, ...]:
-    return tensor.dtype, tuple(tensor.shape), tensor.device
+    return tensor.dtype, tuple(tensor.shape), tuple(memory_of(tensor).shape), tensor.device

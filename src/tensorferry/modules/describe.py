@@ -10,16 +10,31 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from tensorferry.core.boxes import Box, Region, Shape
+from tensorferry.core.dtypes import DType
 from tensorferry.core.target import Layout, Slot, Target, TargetTensor
 from tensorferry.errors import PlanError
+from tensorferry.modules.distributed import (
+    ORDINARY,
+    box_of,
+    dtensor_class,
+    is_dtensor,
+    is_wrapper,
+    memory_of,
+    refuse_wrapper,
+    reshard,
+    spec_of,
+)
 from tensorferry.modules.packed import PackedParameter
 from tensorferry.numerics.torch_dtypes import dtype_of, logical_shape
 
 __all__ = [
+    "ORDINARY",
     "DeclaresSlots",
     "Place",
     "declares_slots",
     "describe",
+    "dtensors_of",
     "identity_of",
     "offers",
     "places",
@@ -29,9 +44,6 @@ __all__ = [
     "walked_once",
 ]
 
-
-ORDINARY = frozenset({nn.Parameter, torch.Tensor})
-"""Classes of tensors of which nothing has to be asked; asking whether one is a parameter takes torch a while."""
 
 seen_as_plain = torch._C.DisableTorchFunctionSubclass
 """Within it, torch does not ask the class of a tensor for its shape and the like: those of vLLM take ten times as long,
@@ -128,9 +140,13 @@ def describe(model: nn.Module) -> Target:
 
     Tensors that hang in several places are tied: the first name owns the tensor, the others are its aliases.
     Non-persistent buffers are left out; models compute those. Nothing is allocated, so `model` may be on meta.
+    Of a DTensor, this rank has a window of the logical tensor; FSDP2 hangs the parts of its parameters first, where
+    whole ones hang since a forward pass.
 
-    Raises PlanError for a parameter of a lazy module, which has no shape yet; UnsupportedDtype for a quantized tensor.
+    Raises PlanError for a parameter of a lazy module, which has no shape yet, and for tensors that cannot be filled:
+    see `box_of` and `refuse_wrapper`. UnsupportedDtype for a quantized tensor.
     """
+    reshard(model)
     target: dict[str, TargetTensor] = {}
     owners: dict[object, str] = {}
     for place in places(model):
@@ -138,11 +154,9 @@ def describe(model: nn.Module) -> Target:
             continue
         tensor = place.tensor
         plain = type(tensor) in ORDINARY
-        if not plain and is_lazy(tensor):
-            raise PlanError(
-                f"{place.name} has no shape yet, as {type(place.module).__name__} finds it out from its first input: "
-                "run the model once before loading, or give the module its sizes"
-            )
+        if not plain:
+            _refuse_unready(place)
+            tensor = memory_of(tensor)
         with seen_as_plain():
             if not plain and isinstance(tensor, PackedParameter):
                 dtype = tensor.dtype_of_blocks
@@ -153,17 +167,50 @@ def describe(model: nn.Module) -> Target:
         if owner != place.name:
             target[place.name] = TargetTensor(place.name, dtype, shape, alias_of=owner)
         else:
-            layout = _layout(place, shape)
+            layout = _layout(place, shape) if tensor is place.tensor else _part(place, dtype, shape)
             target[place.name] = TargetTensor(
                 place.name, dtype, shape, layout.slots, default=layout.default, absent=layout.absent
             )
     return target
 
 
+def dtensors_of(model: nn.Module) -> dict[str, object]:
+    """Return how each DTensor of `model` lies on the ranks, by name, to be compared with what it was."""
+    if dtensor_class() is None:
+        return {}
+    return {p.name: spec_of(p.tensor) for p in places(model) if p.persistent and is_dtensor(p.tensor)}
+
+
+def _refuse_unready(place: Place) -> None:
+    """Raise PlanError for a tensor, of a class of its own, that has no shape yet or no memory to fill."""
+    if is_lazy(place.tensor):
+        raise PlanError(
+            f"{place.name} has no shape yet, as {type(place.module).__name__} finds it out from its first input: "
+            "run the model once before loading, or give the module its sizes"
+        )
+    if is_wrapper(place.tensor) and not is_dtensor(place.tensor):
+        refuse_wrapper(place.name, place.tensor)
+
+
 @lru_cache(maxsize=1024)  # of a model with tens of thousands of tensors, few shapes differ
 def _whole(shape: tuple[int, ...]) -> Slot:
     """Return the slot of a tensor that an entry of its own shape fills."""
     return Slot.whole(shape, also=_scalars(shape))
+
+
+def _part(place: Place, dtype: DType, shape: Shape) -> Layout:
+    """Return how the local part of a DTensor, which is of `shape`, is filled from the whole."""
+    module: object = place.module
+    if declares_slots(module) and place.leaf in _declared(module):
+        raise PlanError(
+            f"{place.name} is a DTensor, and tensor_slots of {type(module).__name__} says how it is laid out: only one "
+            "can say which part is this rank's; let the layer divide it, or take it out of tensor_slots"
+        )
+    box = box_of(place.name, place.tensor)
+    if box is None:
+        return Layout({}, absent=frozenset({""}))
+    whole, start, stop = (logical_shape(dtype, tuple(n)) for n in (place.tensor.shape, box.start, box.stop))
+    return Layout({"": Slot(Region.whole(shape), whole, Region(whole, Box(start, stop)), _scalars(whole))})
 
 
 def _layout(place: Place, shape: tuple[int, ...]) -> Layout:
@@ -208,8 +255,12 @@ def _scalars(shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
 
 
 def identity_of(tensor: torch.Tensor) -> object:
-    """Tensors with equal identities share their values: one object, or one piece of memory."""
+    """Tensors with equal identities share their values: one object, or one piece of memory; of DTensors, locally."""
+    is_other = False
+    if type(tensor) not in ORDINARY:
+        tensor = memory_of(tensor)
+        is_other = is_wrapper(tensor)  # of which addresses say nothing
     with seen_as_plain():
-        if tensor.is_meta or tensor.numel() == 0:
+        if is_other or tensor.is_meta or tensor.numel() == 0:
             return id(tensor)
         return tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype

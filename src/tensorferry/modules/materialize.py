@@ -12,10 +12,12 @@ import torch
 from torch import nn
 
 from tensorferry.core.target import Target, owner_of
+from tensorferry.errors import PlanError
 from tensorferry.modules.describe import ORDINARY, Place, identity_of, places
+from tensorferry.modules.distributed import around, is_dtensor, is_fsdp, memory_of
 from tensorferry.numerics.memory import empty_at
 
-__all__ = ["LARGE", "Materialized"]
+__all__ = ["LARGE", "Materialized", "dressed"]
 
 _ALIGNED = 64
 """What addresses are multiples of: on others, products of bfloat16 matrices took a tenth longer."""
@@ -30,10 +32,10 @@ class Materialized(Mapping[str, torch.Tensor]):
     """The tensors of `model` by the names of `target`, ties left out; looking one up gives it memory.
 
     A tensor on meta is replaced, in every place where it hangs and in attributes, lists and dicts in which modules
-    keep it besides, by an uninitialized one on `device`, of the same class and with the same attributes. Names that
-    `target` ties share their values afterwards; names that it does not tie do not, even if the model shared them;
-    `given_memory` has the names that got new memory. What comes back aliases the parameter and needs no gradient.
-    May be used from several threads.
+    keep it besides, by an uninitialized one on `device`, of the same class and with the same attributes. Of a DTensor,
+    it is the local part that has memory and comes back. Names that `target` ties share their values afterwards; names
+    that it does not tie do not, even if the model shared them; `given_memory` has the names that got new memory. What
+    comes back aliases the parameter and needs no gradient. May be used from several threads.
 
     beginnings: where in a file the first byte of a tensor lies, for those that may be read directly from there. Large
     ones get an address that is equal to it modulo the size of a page, where no computation suffers from that: where it
@@ -71,6 +73,7 @@ class Materialized(Mapping[str, torch.Tensor]):
                 hanging.sort(key=lambda p: p.name != owner)
             if owners.setdefault(identity_of(hanging[0].tensor), owner) != owner:
                 self._shares.add(owner)
+        _refuse_untied_by_fsdp(model, self._shares, self._places)
         replaced = (h for h in self._places.values() if len(h) > 1 or h[0].tensor.is_meta)
         self._kept = _kept_besides(model, {id(p.tensor) for hanging in replaced for p in hanging})
 
@@ -95,8 +98,11 @@ class Materialized(Mapping[str, torch.Tensor]):
 
     @property
     def hanging(self) -> dict[str, torch.Tensor]:
-        """The tensors as they are, and hang in the model, before they are looked up."""
-        return {name: hanging[0].tensor for name, hanging in self._places.items()}
+        """The tensors as they hang in the model before they are looked up; of DTensors, the local parts."""
+        return {
+            name: tensor if type(tensor := hanging[0].tensor) in ORDINARY else memory_of(tensor)
+            for name, hanging in self._places.items()
+        }
 
     @property
     def replaceable(self) -> set[str]:
@@ -108,7 +114,7 @@ class Materialized(Mapping[str, torch.Tensor]):
         """Hang tensors that are whole, such as views of mapped files, in the places of those that are `replaceable`."""
         with self._lock:
             for name, tensor in tensors.items():
-                self._ready[name] = self._hung(name, _dressed(tensor, self._places[name][0].tensor))
+                self._ready[name] = self._hung(name, dressed(tensor, self._places[name][0].tensor))
                 self.touched = True
 
     def release(self, name: str) -> None:
@@ -129,16 +135,17 @@ class Materialized(Mapping[str, torch.Tensor]):
 
     def _with_memory(self, name: str, like: torch.Tensor, device: torch.device) -> torch.Tensor:
         """Return an uninitialized tensor with the class, attributes and layout of `like`, on `device`."""
+        old = like if type(like) in ORDINARY else memory_of(like)
         begin = self._beginnings.get(name, -1)
         suits = begin % _ALIGNED == 0
-        if device.type == "cpu" and like.nbytes >= LARGE and like.is_contiguous() and (suits or self._huge_pages):
-            return _dressed(empty_at(begin if suits else 0, tuple(like.shape), like.dtype, self._huge_pages), like)
+        if device.type == "cpu" and old.nbytes >= LARGE and old.is_contiguous() and (suits or self._huge_pages):
+            return dressed(empty_at(begin if suits else 0, tuple(old.shape), old.dtype, self._huge_pages), like)
         with _outside_inference():
-            if type(like) in ORDINARY and like.is_contiguous():  # for tensors on meta, empty_like is slow
-                made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device)
+            if type(old) in ORDINARY and old.is_contiguous():  # for tensors on meta, empty_like is slow
+                made = torch.empty_strided(old.shape, old.stride(), dtype=old.dtype, device=device)
             else:
-                made = torch.empty_like(like.detach(), device=device)
-            return _dressed(made, like)
+                made = torch.empty_like(old.detach(), device=device)
+            return dressed(made, like)
 
     def _hung(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         for place in self._places[name]:
@@ -148,11 +155,14 @@ class Materialized(Mapping[str, torch.Tensor]):
                 if name not in self._shares:
                     for container, key in self._kept.pop(id(hung), ()):
                         container[key] = tensor
-        return tensor.detach()
+        return (tensor if type(tensor) in ORDINARY else memory_of(tensor)).detach()
 
 
-def _dressed(made: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return `made` with the class and attributes of `like`."""
+def dressed(made: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return `made` with the class and attributes of `like`; of a DTensor, `made` becomes the local part."""
+    if type(like) not in ORDINARY and is_dtensor(like):
+        with _outside_inference():
+            return around(made, like)
     if type(like) is nn.Parameter or isinstance(like, nn.Parameter):
         with _outside_inference():
             made = nn.Parameter(made, requires_grad=like.requires_grad)
@@ -166,6 +176,16 @@ def _dressed(made: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 def _outside_inference() -> AbstractContextManager[object]:
     """Return the mode in which tensors are made that can be trained: where we are called from is no wish otherwise."""
     return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
+
+
+def _refuse_untied_by_fsdp(model: nn.Module, names: set[str], hanging: Mapping[str, list[Place]]) -> None:
+    """Raise PlanError where FSDP2 would tie again, in the next forward pass, what is to have values of its own."""
+    apart = sorted(name for name in names if is_dtensor(hanging[name][0].tensor))
+    if apart and any(map(is_fsdp, model.modules())):
+        raise PlanError(
+            f"{apart[0]} is tied to another parameter, and the checkpoint holds other values for it: FSDP keeps them "
+            "tied, so untie them before fully_shard, or load a checkpoint in which they are equal"
+        )
 
 
 def _hang(place: Place, tensor: torch.Tensor) -> None:

@@ -14,7 +14,9 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from tensorferry.core.transforms import TensorSpec
+from tensorferry.errors import PlanError
 from tensorferry.modules.describe import Place, places
+from tensorferry.modules.distributed import is_dtensor
 from tensorferry.numerics.torch_dtypes import dtype_of, logical_shape, torch_dtype, torch_shape
 
 __all__ = ["changes_of", "lay_out", "noting_changes", "spec_of"]
@@ -22,7 +24,7 @@ __all__ = ["changes_of", "lay_out", "noting_changes", "spec_of"]
 _BEFORE = "_tensors_before_processing"
 """Attribute of a module: by local name, what the tensors were that hooks have changed, None for those they added."""
 
-_Form = tuple[torch.dtype, tuple[int, ...]]
+_Form = tuple[torch.dtype, tuple[int, ...], bool]  # and whether it is a DTensor
 
 
 @contextmanager
@@ -39,8 +41,12 @@ def noting_changes(module: nn.Module) -> Iterator[None]:
 
 def _forms(module: nn.Module) -> tuple[dict[tuple[int, str], _Form], dict[int, nn.Module]]:
     found = [p for p in places(module) if p.persistent and not is_lazy(p.tensor)]
-    forms = {(id(p.module), p.leaf): (p.tensor.dtype, tuple(p.tensor.shape)) for p in found}
+    forms = {(id(p.module), p.leaf): _form(p.tensor) for p in found}
     return forms, {id(p.module): p.module for p in found}
+
+
+def _form(tensor: torch.Tensor) -> _Form:
+    return tensor.dtype, tuple(tensor.shape), is_dtensor(tensor)
 
 
 def _note(holder: nn.Module, leaf: str, old: _Form | None) -> None:
@@ -48,14 +54,27 @@ def _note(holder: nn.Module, leaf: str, old: _Form | None) -> None:
 
 
 def changes_of(model: nn.Module) -> dict[str, TensorSpec | None]:
-    """Return what each tensor that hooks have changed was before they ran, by name, None for one that was not there."""
+    """Return what each tensor that hooks have changed was before they ran, by name, None for one that was not there.
+
+    Raises PlanError for one that was a DTensor, of which nobody knows how it lay on the ranks.
+    """
     found: dict[str, TensorSpec | None] = {}
     for prefix, module in model.named_modules():
         for leaf, old in vars(module).get(_BEFORE, {}).items():
             now = module._parameters.get(leaf, module._buffers.get(leaf))
-            if old != (None if now is None else (now.dtype, tuple(now.shape))):
-                found[f"{prefix}.{leaf}" if prefix else leaf] = None if old is None else _spec(*old)
+            if old != (None if now is None else _form(now)):
+                name = f"{prefix}.{leaf}" if prefix else leaf
+                found[name] = None if old is None else _spec_before(name, *old)
     return found
+
+
+def _spec_before(name: str, dtype: torch.dtype, shape: tuple[int, ...], distributed: bool) -> TensorSpec:
+    if distributed:
+        raise PlanError(
+            f"post-processing has made something else of the DTensor {name}, and how that lay on the ranks is not "
+            "known any more: load the checkpoint into a model that is newly built"
+        )
+    return _spec(dtype, shape)
 
 
 def spec_of(tensor: torch.Tensor) -> TensorSpec:
@@ -97,7 +116,7 @@ def lay_out(
 
 def _put(holder: nn.Module, leaf: str, spec: TensorSpec, old: Place | None, buffer: bool) -> None:
     made = torch.empty(torch_shape(spec.dtype, spec.shape), dtype=torch_dtype(spec.dtype), device="meta")
-    old_form = None if old is None else (old.tensor.dtype, tuple(old.tensor.shape))
+    old_form = None if old is None else _form(old.tensor)
     if buffer:
         vars(made).update({} if old is None else vars(old.tensor))
         holder._parameters.pop(leaf, None)
@@ -106,7 +125,7 @@ def _put(holder: nn.Module, leaf: str, spec: TensorSpec, old: Place | None, buff
     else:
         trained = old is not None and old.tensor.requires_grad and made.is_floating_point()
         parameter = nn.Parameter(made, requires_grad=trained)
-        if old is not None and old.is_parameter:
+        if old is not None and old.is_parameter and not is_dtensor(old.tensor):
             parameter.__class__ = type(old.tensor)  # type: ignore[assignment]
             vars(parameter).update(vars(old.tensor))
         holder._buffers.pop(leaf, None)
@@ -123,7 +142,7 @@ def _free(holder: nn.Module, leaf: str) -> None:
 
 def _take_away(place: Place, *, keep: bool) -> None:
     tensors = place.module._parameters if place.is_parameter else place.module._buffers
-    _note(place.module, place.leaf, (place.tensor.dtype, tuple(place.tensor.shape)))
+    _note(place.module, place.leaf, _form(place.tensor))
     if keep:
         tensors[place.leaf] = None
     else:
@@ -142,7 +161,7 @@ def _hang(model: nn.Module, alias: str, owner: str) -> bool:
         tensors.pop(leaf, None)
     _free(holder, leaf)
     vars(holder)[kind][leaf] = tensor
-    _note(holder, leaf, None if old is None else (old.dtype, tuple(old.shape)))
+    _note(holder, leaf, None if old is None else _form(old))
     return True
 
 

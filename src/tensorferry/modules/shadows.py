@@ -15,6 +15,7 @@ from tensorferry.core.target import Target
 from tensorferry.errors import ConfigError
 from tensorferry.modules.aside import overwrite
 from tensorferry.modules.describe import identity_of, places
+from tensorferry.modules.distributed import around, is_dtensor, memory_of
 from tensorferry.modules.materialize import Materialized
 
 __all__ = ["Again", "Shadows", "free_memory", "refuse_if_short"]
@@ -64,13 +65,15 @@ class Shadows(Again):
         hanging = self._places.get(name, ())
         if not hanging or hanging[0].tensor.is_meta or name in self._shares:
             return super()._materialize(name)
-        live = hanging[0].tensor
+        tensor = hanging[0].tensor
+        live = memory_of(tensor)
         shadow = torch.empty_like(live.detach())
         self._pairs.append((live, shadow))
         for place in hanging:
             if place.tensor.is_meta:  # of a module that post-processes what another one shares with it
                 registry: dict[str, Any] = place.module._parameters if place.is_parameter else place.module._buffers
-                registry[place.leaf] = nn.Parameter(shadow, requires_grad=live.requires_grad)
+                plain = nn.Parameter(shadow, requires_grad=tensor.requires_grad)
+                registry[place.leaf] = around(shadow, tensor) if is_dtensor(tensor) else plain
         return shadow
 
 
@@ -82,7 +85,7 @@ def refuse_if_short(model: nn.Module, names: set[str]) -> None:
         identity = identity_of(place.tensor)
         if place.name in names and identity not in seen:
             seen.add(identity)
-            needed[place.tensor.device] += place.tensor.nbytes
+            needed[place.tensor.device] += memory_of(place.tensor).nbytes
     for device, nbytes in needed.items():
         free = free_memory(device)
         if free is not None and nbytes > free:

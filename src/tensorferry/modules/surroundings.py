@@ -11,6 +11,7 @@ from torch import nn
 
 from tensorferry.errors import ConfigError, shown
 from tensorferry.modules.describe import tensors_of
+from tensorferry.modules.distributed import device_of_mesh
 
 __all__ = ["building", "device_for", "named_device", "usable_device"]
 
@@ -45,13 +46,15 @@ def usable_device(device: torch.device | str | None) -> torch.device:
 
 
 def device_for(model: nn.Module, device: torch.device | str | None) -> torch.device:
-    """Return the device on which tensors of `model` get memory: the one that was asked for, the CPU for None.
+    """Return the device on which tensors of `model` get memory: the one that was asked for.
+
+    Where none was, that of the mesh on which DTensors of the model are that have no memory yet, else the CPU.
 
     Raises ConfigError where nothing would go there, because everything has memory elsewhere, or nothing could.
     """
     if device is not None:
         _refuse_idle_device(model, named_device(device))
-    return usable_device(device)
+    return usable_device(device_of_mesh(tensors_of(model)) if device is None else device)
 
 
 def _refuse_idle_device(model: nn.Module, asked: torch.device) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from tensorferry.collector import collector_paused
+from tensorferry.core.amounts import few
 from tensorferry.core.boxes import strides_of
 from tensorferry.core.catalogue import Catalogue, TensorEntry
 from tensorferry.core.lossy import changed_kind, unscaled
@@ -27,7 +28,7 @@ from tensorferry.core.target import Target, TargetTensor
 from tensorferry.core.transforms import TensorSpec
 from tensorferry.errors import ConfigError, FinalizeError, shown
 from tensorferry.modules.contents import Contents, Patch
-from tensorferry.modules.describe import describe, places, seen_as_plain
+from tensorferry.modules.describe import describe, dtensors_of, places, seen_as_plain
 from tensorferry.modules.recorder import Memory, geometry, key_of
 from tensorferry.modules.snapshot import Setting
 from tensorferry.modules.traced_run import LoadWeights, Run, harm, run_loader, undone
@@ -94,10 +95,13 @@ def trace(
     loader = _loader_of(model, load_weights)
     entries = [e for e in catalogue.values() if names is None or e.name in names]
     target = describe(model) if target is None else target
+    if dtensors := dtensors_of(model):
+        fills = f"fills DTensors ({few(dtensors, 3)}), and what it does to those is not followed"
+        return _everything_streamed(target, entries, fills)
     run = run_loader(model, loader, entries)
     _log.debug("traced %d entries through %s", len(entries), type(model).__name__)
     if run.unfollowed is not None:
-        return _everything_streamed(target, entries, run, run.unfollowed)
+        return _everything_streamed(target, entries, run.unfollowed, run)
     account = _Account(target, strict or Strictness(), entries)
     with seen_as_plain():
         for name, tensor in _owned(model, target):
@@ -110,7 +114,7 @@ def trace(
         part = run_loader(model, loader, stream)
         why = harm(run, part)
         if why is not None:
-            return _everything_streamed(target, entries, run, why)
+            return _everything_streamed(target, entries, why, run)
         settings += undone(run, part)
     return Traced(account.plan(run), account.opaque, tuple(e.name for e in stream), run.loaded, settings=settings)
 
@@ -291,12 +295,13 @@ def _described(target: Target) -> tuple[Mapping[str, TensorSpec], Mapping[str, s
     return owned, {t.name: t.alias_of for t in target.values() if t.alias_of is not None}
 
 
-def _everything_streamed(target: Target, entries: Sequence[TensorEntry], run: Run, why: str) -> Traced:
+def _everything_streamed(target: Target, entries: Sequence[TensorEntry], why: str, run: Run | None = None) -> Traced:
     """Return the account of a load that is left to the model's loader altogether."""
     streamed = all_streamed(
         target, [e.name for e in entries], f"everything is streamed, because the model's loader {why}"
     )
-    return replace(streamed, loaded=run.loaded, fallback=why, failed=run.failed, failed_at=run.failed_at)
+    streamed = replace(streamed, fallback=why)
+    return streamed if run is None else replace(streamed, loaded=run.loaded, failed=run.failed, failed_at=run.failed_at)
 
 
 def all_streamed(target: Target, entries: Iterable[str], reason: str) -> Traced:

@@ -20,14 +20,15 @@ from tensorferry.compat.transformers.conversions import Arrangement, Group, arra
 from tensorferry.compat.transformers.finishing import finish
 from tensorferry.compat.transformers.ingredients import Ingredient, Ingredients
 from tensorferry.core.catalogue import Catalogue
+from tensorferry.core.dividing import divided
 from tensorferry.core.made import chained
 from tensorferry.core.rules import Drop, Part, Place, Rule, Split
 from tensorferry.core.ruleset import RuleSet
-from tensorferry.core.target import Slot, Target
+from tensorferry.core.target import Slot, Target, TargetTensor, owner_of
 from tensorferry.core.wrappers import stripping_told, unwrapping
 from tensorferry.errors import ConfigError
 from tensorferry.modules.adapters import Adapted
-from tensorferry.modules.describe import describe, places
+from tensorferry.modules.describe import describe, dtensors_of, places
 
 __all__ = ["adapt"]
 
@@ -41,14 +42,17 @@ def adapt(model: nn.Module, catalogue: Catalogue) -> Adapted | None:
 
     if not isinstance(model, PreTrainedModel):
         return None
-    target, catalogue = describe(model), with_factors(catalogue)
+    mine, catalogue = describe(model), with_factors(catalogue)
+    dtensors = {name: spec for name, spec in dtensors_of(model).items() if mine[owner_of(mine, name)].slots}
+    target: Target = {name: _undivided(mine, name) if name in dtensors else t for name, t in mine.items()}
     mapping = internals.mapping_of(model)
     ingredients = Ingredients.find(catalogue, model.config)
     names = _Names.of(model, mapping, ingredients, target)
     arranged = Arrangement()
     for group in names.groups.values():
         arrange(group, ingredients.shapes, target, model, arranged)
-    target = _tied(model, _with_slots(target, arranged, names, ingredients), names.fed)
+    target = _tied(model, _with_slots(target, arranged, names, ingredients), names.fed, dtensors)
+    target = {name: _divided(t, mine[name]) if name in dtensors else t for name, t in target.items()}
     rules = [
         *_drops(model, names.unknown, ingredients),
         *_routes(arranged, names, ingredients),
@@ -140,10 +144,27 @@ def _joins(arranged: Arrangement, ingredients: Ingredients) -> Iterator[Rule]:
         yield replace(join, sources=tuple(some[0].entry for some in found))
 
 
-def _tied(model: nn.Module, target: Target, fed: set[str]) -> Target:
+def _undivided(target: Target, name: str) -> TargetTensor:
+    """Return a DTensor as a rank would need it that had all of it: what converters make is told of whole tensors."""
+    slot = target[owner_of(target, name)].slots[""]
+    tensor = replace(target[name], shape=slot.logical)
+    return (
+        tensor if tensor.alias_of is not None else replace(tensor, slots={"": Slot.whole(slot.logical, also=slot.also)})
+    )
+
+
+def _divided(tensor: TargetTensor, mine: TargetTensor) -> TargetTensor:
+    """Return a DTensor as this rank needs it, which has the window of `mine`."""
+    if tensor.alias_of is not None:
+        return replace(tensor, shape=mine.shape)
+    return divided(tensor, mine.slots[""].window, mine.shape)
+
+
+def _tied(model: nn.Module, target: Target, fed: set[str], dtensors: Mapping[str, object]) -> Target:
     """Return `target` with the ties that the configuration asks for; a name that the checkpoint has owns the tensor.
 
-    Only tensors on meta are tied: what has values is as its owner wants it.
+    Only tensors on meta are tied: what has values is as its owner wants it. dtensors: how they lie on the ranks; those
+    that lie otherwise cannot share their memory.
     """
     on_meta = {p.name for p in places(model) if p.tensor.device.type == "meta"}
     tied = dict(target)
@@ -151,7 +172,8 @@ def _tied(model: nn.Module, target: Target, fed: set[str]) -> Target:
         members = [n for n in names if n in on_meta and n in target and target[n].alias_of is None]
         owner = next((n for n in members if n in fed), members[0] if members else "")
         for name in members:
-            if name != owner and target[name].shape == target[owner].shape:
+            alike = target[name].shape == target[owner].shape and dtensors.get(name) == dtensors.get(owner)
+            if name != owner and alike:
                 tied[name] = replace(target[name], alias_of=owner, slots={})
     return tied
 

@@ -13,6 +13,7 @@ from tensorferry.core.amounts import few
 from tensorferry.core.names import fold
 from tensorferry.errors import FinalizeError
 from tensorferry.modules.describe import Place, places
+from tensorferry.modules.distributed import around, is_dtensor, memory_of
 
 __all__ = ["finish"]
 
@@ -44,9 +45,11 @@ def _materialize(empty: list[Place], device: torch.device) -> None:
     for place in empty:
         tensor = made.get(id(place.tensor))
         if tensor is None:
-            tensor = torch.empty_like(place.tensor.detach(), device=device)
+            tensor = torch.empty_like(memory_of(place.tensor).detach(), device=device)
             tensor.fill_(_unlikely(tensor.dtype))
-            if place.is_parameter:
+            if is_dtensor(place.tensor):
+                tensor = around(tensor, place.tensor)
+            elif place.is_parameter:
                 tensor = nn.Parameter(tensor, requires_grad=place.tensor.requires_grad)
             made[id(place.tensor)] = tensor
         hung: dict[str, Any] = place.module._parameters if place.is_parameter else place.module._buffers
@@ -63,7 +66,7 @@ def _unlikely(dtype: torch.dtype) -> float | int:
 def _refuse_uncomputed(model: nn.Module, names: set[str]) -> None:
     left = []
     for place in places(model):
-        tensor, unlikely = place.tensor, _unlikely(place.tensor.dtype)
+        tensor, unlikely = memory_of(place.tensor), _unlikely(place.tensor.dtype)
         if place.name in names and tensor.numel() and tensor.dtype != torch.bool:
             untouched = tensor.isnan() if unlikely != unlikely else tensor == unlikely
             if bool(untouched.all()):
