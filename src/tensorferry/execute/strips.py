@@ -11,11 +11,11 @@ from tensorferry.core.boxes import Box
 from tensorferry.core.plan import Plan
 from tensorferry.core.schedule import Batch, Piece, Read, Task
 
-__all__ = ["LONG", "Part", "Strip", "extent", "parts_of", "row_of", "strips"]
+__all__ = ["LONG", "Part", "Strip", "bytes_of_a_strip", "extent", "parts_of", "row_of", "strips"]
 
-_STRIP = (2 << 20) - (64 << 10)
+_STRIP = (4 << 20) - (64 << 10)
 """Bytes of a strip at most, where rows are not longer than that; else it is a row. Wherever in a page it begins, it lies on
-one huge page: each more of them costs a thread milliseconds, once. Much shorter ones are copied more slowly."""
+two huge pages: each more of them costs a thread milliseconds, once. For shorter ones, Python takes as long as copying."""
 LONG = 4 << 20
 """Bytes from which on a read that nobody else makes is worth cutting."""
 _PART = 256 << 10
@@ -75,12 +75,23 @@ def strips(plan: Plan, task: Task, part: Part) -> Iterator[Strip]:
     """Cut what a task takes of a read that is done in strips; together they bring the same bytes, each of them once."""
     ((piece,),) = (given.pieces for given in task.inputs)
     dim, row = _falling_dim(piece), row_of(plan, task)
-    rows, first, last = piece.box.shape[dim], piece.box.start[dim], piece.box.stop[dim]
-    each = -(-rows // -(-rows // max(_STRIP // row, 1)))  # whichever columns of the rows are needed
+    first, last, each = piece.box.start[dim], piece.box.stop[dim], _rows_of_a_strip(piece.box.shape[dim], row)
     for at in range(first, last, each):
         stop, begin = min(at + each, last), (at - first) * row
         length = part.length - begin if stop == last else (stop - at) * row
         yield Strip(part.start + begin, length, piece._replace(offset=0, box=_narrowed(piece.box, dim, at, stop)), dim)
+
+
+def bytes_of_a_strip(plan: Plan, task: Task) -> int:
+    """Return from where to where it is from one of the `strips` of a task to the next, in bytes; whole rows."""
+    ((piece,),) = (given.pieces for given in task.inputs)
+    row = row_of(plan, task)
+    return _rows_of_a_strip(piece.box.shape[_falling_dim(piece)], row) * row
+
+
+def _rows_of_a_strip(rows: int, row: int) -> int:
+    """Return how many of `rows`, of `row` bytes each, are a strip: whichever columns of them are needed."""
+    return -(-rows // -(-rows // max(_STRIP // row, 1)))
 
 
 def row_of(plan: Plan, task: Task) -> int:

@@ -154,20 +154,25 @@ def _anew(value: Any, items_of: Callable[[Any], Any], depth: int) -> Any:
 
 def contained(values: Iterable[Any]) -> Iterator[Any]:
     """Yield the containers among `values`, and those that lie in them, each once."""
+    left = [value for value in values if _may_hold(type(value))]
     known: set[int] = set()
-    left = [value for value in values if _base(type(value)) is not None or type(value) is tuple]
     while left:
         value = left.pop()
         if id(value) in known:
             continue
         known.add(id(value))
-        if type(value) is not tuple:
+        kind = type(value)
+        if kind is not tuple:
             yield value
         if value:
-            inner = _items(value) if type(value) is not tuple else value
-            for item in inner.values() if isinstance(inner, dict) else inner:
-                if _base(type(item)) is not None or type(item) is tuple:
-                    left.append(item)
+            inner = value if kind in _STANDARD or kind is tuple else _items(value)
+            left.extend(i for i in (inner.values() if isinstance(inner, dict) else inner) if _may_hold(type(i)))
+
+
+@lru_cache(maxsize=1024)
+def _may_hold(kind: type) -> bool:
+    """Whether containers lie in what is of this class, or it is one."""
+    return kind is tuple or _base(kind) is not None
 
 
 def leaves(value: Any, depth: int = _DEEPEST) -> Iterator[Any]:

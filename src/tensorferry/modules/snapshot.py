@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from tensorferry.modules.containers import Remembered, as_was, contained, copied, leaves, within
+from tensorferry.modules.containers import Remembered, as_was, contained, copied, leaves, refill, within
 from tensorferry.modules.describe import walked_once
 
 __all__ = ["Change", "IsFixed", "Setting", "Snapshot", "attribute_tensors"]
@@ -79,25 +79,30 @@ class Change(NamedTuple):
 
 
 class _Saved(NamedTuple):
-    """Attributes of one object, and what was in them and in the containers among them."""
+    """Attributes of one object, and what was in them and in the containers among them. empty: those with nothing."""
 
     attributes: Remembered
     containers: list[Remembered]
+    empty: list[Any]
 
     @classmethod
     def of(cls, holder: object) -> _Saved:
         attributes = vars(holder)
-        return cls(Remembered.of(attributes), list(map(Remembered.of, contained(attributes.values()))))
+        found = list(contained(attributes.values()))
+        held = [Remembered.of(container) for container in found if container]
+        return cls(Remembered.of(attributes), held, [container for container in found if not container])
 
     @property
     def is_same(self) -> bool:
         """Whether nothing was set since; most modules are not written to, so this is asked before each attribute is."""
-        return self.attributes.is_same and all(held.is_same for held in self.containers)
+        return not any(self.empty) and self.attributes.is_same and all(held.is_same for held in self.containers)
 
     def changes(self, module: str, tensor: str, is_fixed: IsFixed) -> Iterator[Change]:
         """Yield what was set or deleted since. module, tensor: whose attributes they are, as in `Setting`."""
-        items = {id(held.container): held.items for held in self.containers}
-        changed = {id(held.container) for held in self.containers if not held.is_same}
+        items: dict[int, Any] = {id(container): {} if isinstance(container, dict) else () for container in self.empty}
+        items |= {id(held.container): held.items for held in self.containers}
+        changed = {id(container) for container in self.empty if container}
+        changed |= {id(held.container) for held in self.containers if not held.is_same}
         before, now = _by_name(self.attributes.items, items), _by_name(self.attributes.container, {})
         for name in before | now:
             was_in, old = before.get(name, ("", _NOTHING))
@@ -112,6 +117,8 @@ class _Saved(NamedTuple):
             yield Change(where, new, after, back)
 
     def restore(self) -> None:
+        for container in filter(None, self.empty):
+            refill(container, {})
         for held in self.containers:
             held.restore()
         self.attributes.restore()

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from tensorferry.core.plan import Plan
 from tensorferry.core.schedule import Batch, Read, Schedule, Task
-from tensorferry.execute.strips import Part, extent, parts_of, row_of, strips
+from tensorferry.execute.strips import Part, bytes_of_a_strip, extent, parts_of, row_of
 from tensorferry.execute.ways import OWN
 
 __all__ = ["LEAST", "Need", "Offer", "Rows", "SharedRows", "Unit", "need_of", "needs_little", "offered", "shared_rows"]
@@ -165,8 +165,7 @@ def need_of(plan: Plan, read: Read, task: Task, part: Part) -> Need | None:
     length = -(-(start + part.length) // row) * row
     if first - start + length > span.offset + span.length:
         return None
-    starts = [strip.start - part.start for strip in strips(plan, task, part)]
-    rows = Rows(read.file, first - start, length, starts[1] if len(starts) > 1 else length)
+    rows = Rows(read.file, first - start, length, min(bytes_of_a_strip(plan, task), length))
     return Need(rows, row, start, start + part.length - (length - row))
 
 

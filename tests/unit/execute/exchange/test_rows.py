@@ -47,8 +47,8 @@ def offer(needs: list[Need], **changes: Any) -> Offer:
 def test_columns_are_offered_as_whole_rows_and_what_is_needed_of_each(start: int, stop: int) -> None:
     (need,) = offered(scheduled(columns(start, stop)))
     assert need[1:] == (2048, 2 * start, 2 * stop)
-    assert need.rows == Rows("f", 1000, ROWS * 2048, 1200 * 2048)
-    assert [length for _, length in need.rows.units] == [1200 * 2048] * 5
+    assert need.rows == Rows("f", 1000, ROWS * 2048, 2000 * 2048)
+    assert [length for _, length in need.rows.units] == [2000 * 2048] * 3
 
 
 def test_a_tensor_that_is_read_in_parts_is_offered_in_parts() -> None:
@@ -88,7 +88,7 @@ def test_all_ranks_number_what_they_share_alike_and_take_turns_at_reading() -> N
     assert shared.needs == {1: (0, 1024), 2: (1024, 2048)}
     assert [shared.reader(part) for part in range(5)] == [1, 2, 1, 2, 1]
     assert (shared.handed_on(1), shared.handed_on(2)) == ((1024, 2048), (0, 1024))
-    assert rows.each == 1200 * 2048
+    assert rows.each == 2000 * 2048
     assert shared_rows([None, one, two], 0) == {}
 
 
