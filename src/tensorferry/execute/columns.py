@@ -1,4 +1,4 @@
-"""Columns of a matrix, some rows at a time: what `Landing.put` does, in a few calls, for what is most often divided so."""
+"""Columns of a matrix, some rows at a time: what `Landing.put` does, in a few calls, for what is most often cut so."""
 
 from __future__ import annotations
 

@@ -14,8 +14,9 @@ from tensorferry.core.schedule import Batch, Piece, Read, Task
 __all__ = ["LONG", "Part", "Strip", "bytes_of_a_strip", "extent", "parts_of", "row_of", "strips"]
 
 _STRIP = (4 << 20) - (64 << 10)
-"""Bytes of a strip at most, where rows are not longer than that; else it is a row. Wherever in a page it begins, it lies on
-two huge pages: each more of them costs a thread milliseconds, once. For shorter ones, Python takes as long as copying."""
+"""Bytes of a strip at most, where rows are not longer than that; else it is a row. Two huge pages hold it, wherever
+in a page it begins: each more of them costs a thread milliseconds, once. Of shorter ones, Python takes as long as
+copying."""
 LONG = 4 << 20
 """Bytes from which on a read that nobody else makes is worth cutting."""
 _PART = 256 << 10

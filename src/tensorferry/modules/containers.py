@@ -70,10 +70,12 @@ class Remembered(NamedTuple):
             refill(self.container, self.items)
 
 
-@lru_cache(maxsize=1024)
-def _base(kind: type) -> type | None:
-    """Return the class whose methods hold what is in such a container; None for what is none, or cannot change."""
+def _found_base(kind: type) -> type | None:
     return next((base for base in (OrderedDict, dict, list, set, deque) if issubclass(kind, base)), None)
+
+
+_base: Callable[[Any], type | None] = lru_cache(maxsize=1024)(_found_base)
+"""Returns the class whose methods hold what is in such a container; None for what is none, or cannot change."""
 
 
 def items_in(value: Any) -> Any:
@@ -152,6 +154,14 @@ def _anew(value: Any, items_of: Callable[[Any], Any], depth: int) -> Any:
     return new
 
 
+def _found_to_hold(kind: type) -> bool:
+    return kind is tuple or _base(kind) is not None
+
+
+_may_hold: Callable[[Any], bool] = lru_cache(maxsize=1024)(_found_to_hold)
+"""Whether containers lie in what is of this class, or it is one."""
+
+
 def contained(values: Iterable[Any]) -> Iterator[Any]:
     """Yield the containers among `values`, and those that lie in them, each once."""
     left = [value for value in values if _may_hold(type(value))]
@@ -167,12 +177,6 @@ def contained(values: Iterable[Any]) -> Iterator[Any]:
         if value:
             inner = value if kind in _STANDARD or kind is tuple else _items(value)
             left.extend(i for i in (inner.values() if isinstance(inner, dict) else inner) if _may_hold(type(i)))
-
-
-@lru_cache(maxsize=1024)
-def _may_hold(kind: type) -> bool:
-    """Whether containers lie in what is of this class, or it is one."""
-    return kind is tuple or _base(kind) is not None
 
 
 def leaves(value: Any, depth: int = _DEEPEST) -> Iterator[Any]:

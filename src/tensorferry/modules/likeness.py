@@ -60,25 +60,29 @@ class Likeness:
             return value
         if isinstance(value, nn.Module) and value in self._there:
             return "there", id(value)
+        if isinstance(value, tuple | frozenset):  # Python may have equal ones be the same object, or not
+            return self._of_inner(value, known)
+        if id(value) in known:
+            return "again", known[id(value)]
+        known[id(value)] = len(known)
+        return self._of_inner(value, known)
+
+    def _of_inner(self, value: Any, known: dict[int, int]) -> object:
+        """Return the class of what holds other things, and these."""
         items = items_in(value)
-        if not isinstance(items, tuple | frozenset):  # Python may have equal ones be the same object, or not
-            if id(value) in known:
-                return "again", known[id(value)]
-            known[id(value)] = len(known)
         if isinstance(items, dict):
             if isinstance(value, OrderedDict) and all(type(key) is int for key in items):
                 items = dict(enumerate(items.values()))  # hooks, to which torch gives other numbers each time
             return type(value), [(self._of(key, known), self._of(item, known)) for key, item in items.items()]
         if isinstance(items, set | frozenset):
             return type(value), sorted(repr(self._of(item, known)) for item in items)
-        if items is not None:
-            return type(value), [self._of(item, known) for item in items]
         if isinstance(value, nn.Module):
             return type(value), self._of(vars(value), known)
         if isinstance(value, FUNCTIONS):
             code = value.__code__ if isinstance(value, FunctionType) else None
             return type(value), code, [self._of(item, known) for item in inside_function(value)]
-        return type(value), [self._of(item, known) for item in held_in([value])]
+        inner = held_in([value]) if items is None else items
+        return type(value), [self._of(item, known) for item in inner]
 
     def _of_tensor(self, tensor: torch.Tensor) -> object:
         what = type(tensor), tensor.dtype, tuple(tensor.shape), tensor.layout

@@ -42,8 +42,9 @@ class Run:
     """What one run of the loader showed.
 
     memory, loose: as the recorder has them. kept: what the loader has hung on the model and only it can, by name.
-    changes: all that it has set or deleted. hanging: ids of the tensors that were the model's in the end, None where it was left as it was.
-    unfollowed: why the run says nothing, None where it does. loaded: what was returned, None where that were no names.
+    changes: all that it has set or deleted. hanging: ids of the tensors that were the model's in the end, None where it
+    was left as it was. unfollowed: why the run says nothing, None where it does. loaded: what was returned, None where
+    that were no names.
     """
 
     memory: Mapping[int, Memory]
