@@ -24,6 +24,7 @@ from helpers.fake_vllm import FakeVllm, model_config
 from helpers.gguf_models import tiny_llama
 from helpers.object_stores import BUCKET, READER, FaultyStore, Seaweed, upload
 from helpers.old_loaders import NanoModel, nano_checkpoint, poisoned
+from helpers.ranks import Ranks
 from helpers.storage_conformance import StorageConformance
 from helpers.tiny_transformers import by_transformers, differences, equal_bits, saved
 from helpers.vllm_loading import filled_by_itself, is_untouched
@@ -159,6 +160,29 @@ def test_memory_beside_parameters_stays_within_its_bound(
         report = tensorferry.load(model, uri, options=options)
         assert 0 < report.staging_peak + most <= bound + (64 << 10)  # each block begins where its file says in a page
         assert all(torch.equal(model.get_parameter(name), t.double()) for name, t in tensors.items())
+
+
+def logits_of_a_rank(rank: int, size: int, uri: str, variables: dict[str, str]) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        config = tensorferry.ParallelConfig(tp_size=size, tp_rank=rank)
+        model, report = tensorferry.load_model(uri, parallel=config, return_report=True)
+        with torch.inference_mode():
+            return model(torch.arange(3, 19).reshape(1, 16)).logits, report.storage_kind, report.bytes_needed
+
+
+@pytest.mark.transformers
+def test_ranks_that_divide_a_model_each_read_their_part(
+    two_ranks: Ranks, s3: Seaweed, prefix: str, tmp_path: Path
+) -> None:
+    folder = saved("Llama", tmp_path / "m")
+    uri = s3.upload(folder, prefix)
+    here = two_ranks.run(logits_of_a_rank, str(folder), {})
+    there = two_ranks.run(logits_of_a_rank, uri, s3.variables())
+    for (ours, kind, nbytes), (expected, _, least) in zip(there, here, strict=True):
+        assert torch.equal(ours, expected)
+        assert (kind, nbytes) == ("remote", least)
 
 
 # -- everything else that opens checkpoints ---------------------------------------------------------------------------

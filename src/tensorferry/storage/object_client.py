@@ -11,7 +11,7 @@ from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 
 from tensorferry.errors import ReadError, TensorferryError
-from tensorferry.storage.object_errors import explained, is_changed
+from tensorferry.storage.object_errors import LISTING, explained, is_changed
 
 __all__ = ["ObjectClient", "Replaced", "Traffic", "Version"]
 
@@ -85,7 +85,7 @@ class ObjectClient:
 
     def list(self, prefix: str) -> tuple[Sequence[Mapping[str, Any]], Sequence[str]]:
         """Return what obstore says of each object directly below `prefix`, and the prefixes that lie there."""
-        found = self._answer(lambda: self._open.list_with_delimiter(prefix or None), self._where, "listing it")
+        found = self._answer(lambda: self._open.list_with_delimiter(prefix or None), self._where, LISTING)
         self._count(looks=1)
         return found["objects"], found["common_prefixes"]
 

@@ -10,9 +10,12 @@ import re
 
 from tensorferry.errors import AccessDenied, LocateError, ReadError
 
-__all__ = ["Fault", "explained", "is_absent", "is_changed"]
+__all__ = ["LISTING", "Fault", "explained", "is_absent", "is_changed"]
 
 Fault = LocateError | ReadError
+
+LISTING = "listing it"
+"""What is being done where nothing but a bucket can be absent."""
 
 _STATUS = re.compile(r"\bstatus: (\d{3})\b|\bstatus code:? (\d{3})\b")
 _CODE = re.compile(r"<Code>([A-Za-z][A-Za-z0-9]{1,60})</Code>")
@@ -44,7 +47,7 @@ def explained(error: Exception, label: str, doing: str, access: str) -> Fault:
     if any(sign in said for sign in _REGION):
         return LocateError(f"{label}: the bucket is in another region than was asked, while {doing}: set AWS_REGION")
     if is_absent(error):
-        return LocateError(f"{label}: {_absence(code)}")
+        return LocateError(f"{label}: {_absence(code, doing)}")
     if not status and _CREDENTIALS.search(said):
         return AccessDenied(f"{label}: no credentials were to be had while {doing}, {access}: {_HOW}")
     return ReadError(f"{label}: {_failure(said, status, told, kind)}, while {doing}")
@@ -68,8 +71,8 @@ def _status(said: str) -> int | None:
     return int(found[1] or found[2]) if found else None
 
 
-def _absence(code: str) -> str:
-    if code in ("NoSuchBucket", "ContainerNotFound", "AccountNotFound"):
+def _absence(code: str, doing: str) -> str:
+    if doing == LISTING or code in ("NoSuchBucket", "ContainerNotFound", "AccountNotFound"):
         return "there is no such bucket: check its name, and the endpoint"
     return "there is no such object"
 

@@ -19,6 +19,8 @@ _SERVICES: dict[str, Service] = {
     "https": "http",
 }  # fmt: skip
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_BUCKET = re.compile(r"[A-Za-z0-9_.$-]+")
+_HOST = re.compile(r"(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(?::\d{1,5})?")
 _CONTAINER = re.compile(r"[A-Za-z0-9$-]+")
 _ACCOUNT = re.compile(r"([a-z0-9]+)\.(?:dfs|blob)\.[a-z0-9.-]+")
 
@@ -103,6 +105,8 @@ def _authority(where: str, service: Service, netloc: str) -> tuple[str, str]:
         raise ConfigError(
             f"{where}: an address holds no keys or passwords: take them out, and give them in the environment"
         )
-    if not host:
-        raise ConfigError(f"{where}: {'a host' if service == 'http' else 'a bucket'} is expected after '://'")
+    if service == "http" and not _HOST.fullmatch(host):
+        raise ConfigError(f"{where}: a host is expected after '://', with a port if need be")
+    if service != "http" and not _BUCKET.fullmatch(host):
+        raise ConfigError(f"{where}: the name of a bucket is expected after '://'")
     return host, ""
