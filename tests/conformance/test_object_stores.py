@@ -27,7 +27,7 @@ from helpers.old_loaders import NanoModel, nano_checkpoint, poisoned
 from helpers.ranks import Ranks
 from helpers.storage_conformance import StorageConformance
 from helpers.tiny_transformers import by_transformers, differences, equal_bits, saved
-from helpers.vllm_loading import filled_by_itself, is_untouched
+from helpers.vllm_loading import filled_by_itself, is_untouched, load
 from tensorferry import AccessDenied, ConfigError, LocateError, ReadError, ReadOptions, Reloader
 from tensorferry.formats.places import place_of
 from tensorferry.loaders import LoadConfig, ModelConfig, get_model_loader
@@ -296,13 +296,15 @@ def test_tensorizer_files_of_ranks_are_found_in_a_bucket(s3: Seaweed, prefix: st
 def test_weights_of_vllm_may_lie_in_a_bucket(s3: Seaweed, prefix: str, tmp_path: Path, vllm: FakeVllm) -> None:
     folder = nano_checkpoint(tmp_path / "nano")
     uri = s3.upload(folder, prefix)
-    config = model_config(folder)
-    config.model_weights = uri
-    model = poisoned(NanoModel())
+    expected = filled_by_itself(folder)
     shutil.rmtree(folder)
-    vllm.loader().load_weights(model, config)
-    expected = filled_by_itself(nano_checkpoint(tmp_path / "again"))
-    assert [n for n, t in model.state_dict().items() if not equal_bits(t, expected[n])] == []
+    told = model_config(folder)
+    told.model_weights = uri
+    model, other = poisoned(NanoModel()), poisoned(NanoModel())
+    vllm.loader().load_weights(model, told)
+    load(vllm, folder, other, weights=uri)
+    for one in (model, other):
+        assert [n for n, t in one.state_dict().items() if not equal_bits(t, expected[n])] == []
 
 
 # -- the command line -------------------------------------------------------------------------------------------------
