@@ -44,6 +44,11 @@ def explained(error: Exception, label: str, doing: str, access: str) -> Fault:
         return AccessDenied(
             f"{label}: refused ({told or kind}) while {doing}, {access}: {_WRONG_KEY.get(code, _RIGHTS)}"
         )
+    if kind == "InvalidPathError":
+        return AccessDenied(
+            f"{label}: a key there has empty parts, '.', '..' or control characters, so that obstore does not list it: "
+            "name the weight file or its index, or take that key away"
+        )
     if any(sign in said for sign in _REGION):
         return LocateError(f"{label}: the bucket is in another region than was asked, while {doing}: set AWS_REGION")
     if is_absent(error):

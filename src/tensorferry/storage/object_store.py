@@ -117,8 +117,9 @@ class ObjectStorage:
         folders = [name for name in self._listed().folders if not name.startswith(".")]
         paths = []
         for folder in folders[:_MOST_FOLDERS]:
-            below = self._below(posixpath.join(self._root, folder)).files
-            paths += [f"{folder}/{name}" for name in sorted(below) if not name.startswith(".")]
+            with suppress(AccessDenied):  # what cannot be looked into is no hint
+                below = self._below(posixpath.join(self._root, folder)).files
+                paths += [f"{folder}/{name}" for name in sorted(below) if not name.startswith(".")]
         return paths
 
     def stat(self, path: str) -> File:

@@ -19,7 +19,7 @@ pytest.importorskip("obstore")
 from helpers.checkpoints import ar, raw, write_index, write_safetensors
 from helpers.object_stores import Fault, FaultyStore, Request
 from helpers.torch_files import saved
-from tensorferry import ReadOptions, load, open_checkpoint
+from tensorferry import ReadOptions, load, open_checkpoint, verify
 from tensorferry.errors import AccessDenied, ConfigError, LocateError, ReadError, TensorferryError, UnsafeFile
 from tensorferry.storage import object_store
 from tensorferry.storage.object_store import LARGEST, ObjectStorage
@@ -437,3 +437,39 @@ def test_sixteen_ranges_are_under_way_at_a_time_and_fewer_where_there_is_less_ro
     assert all(torch.equal(model.get_parameter(name), values) for name, values in tensors.items())
     workers = [ReadOptions(max_staging=n << 20).settled("remote").workers for n in (8, 16, 64, 256, 1024)]
     assert workers == [1, 1, 4, 16, 16]
+
+
+@pytest.mark.parametrize("odd", ["/b", "./x", "../x", "new\nline"])
+def test_a_key_that_is_no_path_hinders_lists_but_not_what_an_index_names(
+    store: FaultyStore, odd: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = write_index(tmp_path / "index", {"t": "model-00001-of-00001.safetensors"}).read_bytes()
+    data = write_safetensors(tmp_path / "data", {"t": ar(2, 2)}).read_bytes()
+    store.objects = {"m/model.safetensors.index.json": index, "m/model-00001-of-00001.safetensors": data}
+    store.objects[f"m/{odd}"] = b""
+    store.use(monkeypatch, tmp_path)
+    with pytest.raises(AccessDenied, match=r"s3://bucket/m: a key there .*name the weight file or its index"):
+        open_checkpoint("s3://bucket/m")
+    with open_checkpoint("s3://bucket/m/model.safetensors.index.json") as checkpoint:
+        assert list(checkpoint.catalogue) == ["t"]
+
+
+def test_what_may_be_read_and_not_listed_is_found_by_its_index(
+    store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = {f"t{n}": f"model-0000{n}-of-00002.safetensors" for n in (1, 2)}
+    index = write_index(tmp_path / "index", shards).read_bytes()
+    store.objects = {
+        f"m/{name}": write_safetensors(tmp_path / t, {t: ar(2)}).read_bytes() for t, name in shards.items()
+    }
+    store.objects["m/model.safetensors.index.json"] = index
+    store.fault = lambda request: 403 if request.key.startswith("?") else None
+    store.use(monkeypatch, tmp_path)
+    with pytest.raises(AccessDenied, match=r"refused .* while listing it"):
+        open_checkpoint("s3://bucket/m")
+    with open_checkpoint("s3://bucket/m/model.safetensors.index.json") as checkpoint:
+        assert list(checkpoint.catalogue) == ["t1", "t2"]
+    assert verify("s3://bucket/m/model.safetensors.index.json").tensors == 2
+    del store.objects[f"m/{shards['t2']}"]
+    with pytest.raises(LocateError, match=r"1 of them is not there: model-00002-of-00002\.safetensors"):
+        open_checkpoint("s3://bucket/m/model.safetensors.index.json")
