@@ -128,6 +128,7 @@ def test_a_rank_fetches_the_bytes_of_its_part_and_no_others(s3: Seaweed, prefix:
             report = tensorferry.load(model, checkpoint)
             assert storage.traffic.bytes_read - before.bytes_read == report.bytes_read == 256 * 256 * 4
             assert storage.traffic.reads - before.reads == report.reads == 1
+            assert report.ways == {"fetched": report.bytes_read}
         assert torch.equal(model.proj.weight, whole[rank * 256 : (rank + 1) * 256])
 
 
