@@ -439,3 +439,23 @@ def test_what_was_opened_leaves_no_thread_behind(s3: Seaweed, prefix: str, tmp_p
         tensorferry.open_checkpoint(f"{uri}-nothing")
     tensorferry.load(nn.Linear(2, 3), uri)
     assert set(threading.enumerate()) == before
+
+
+@pytest.mark.transformers
+@pytest.mark.parametrize("status", [403, 404])
+def test_who_may_not_list_gets_the_small_files_by_their_names(
+    status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = saved("Llama", tmp_path / "m", shard="20kB")
+    with FaultyStore() as server:
+        server.use(monkeypatch, tmp_path)
+        upload(_Direct(server), folder, "m")
+        server.fault = lambda request: (
+            403 if request.key.startswith("?") else None if request.key in server.objects else status
+        )
+        uri = "s3://bucket/m/model.safetensors.index.json"
+        model = tensorferry.load_model(uri)
+        tensorferry.convert(uri, tmp_path / "out")
+    here = by_transformers(folder)
+    assert [n for n, t in here.state_dict().items() if not equal_bits(model.state_dict()[n], t)] == []
+    assert (tmp_path / "out" / "config.json").is_file()

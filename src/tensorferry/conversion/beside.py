@@ -111,7 +111,7 @@ def _sorted_out(storage: Storage, checkpoint: Checkpoint, *, named: bool) -> tup
     selected = {file.path for file in checkpoint.selection.files} | {checkpoint.selection.index_file}
     left = {path: why for path, why in checkpoint.selection.ignored if path not in selected}
     taken = []
-    for file in (*seen(storage), *([] if named else _nested(storage))):
+    for file in (*seen(storage, sorted(_OF_A_MODEL)), *([] if named else _nested(storage))):
         if file.path in selected or file.path in left:
             continue
         why = _left_behind(file, named=named)

@@ -15,7 +15,7 @@ from tensorferry.formats.places import place_of
 from tensorferry.storage.base import Storage
 from tensorferry.storage.local import LocalStorage
 from tensorferry.storage.object_uri import is_uri
-from tensorferry.storage.reading import is_there, read_bytes, seen
+from tensorferry.storage.reading import read_bytes, seen
 
 __all__ = ["Described", "described"]
 
@@ -65,9 +65,6 @@ def _folder(path: str | os.PathLike[str], subfolder: str | None) -> Path:
 
 
 def _wanted(storage: Storage, *, tokenizer: bool) -> list[str]:
-    files = seen(storage)
-    if not files:  # nobody tells which there are
-        names = (*_OF_A_MODEL, *(_OF_A_TOKENIZER if tokenizer else ()))
-        return [name for name in names if is_there(storage, name)]
+    files = seen(storage, (*_OF_A_MODEL, *(_OF_A_TOKENIZER if tokenizer else ())))
     small = [file.path for file in files if is_side_file(file.path, file.size)]
     return small if tokenizer else [name for name in small if name in _OF_A_MODEL or name.endswith(".py")]

@@ -45,16 +45,29 @@ def is_there(storage: Storage, path: str) -> bool:
 
 
 def nested(storage: Storage) -> Sequence[str]:
-    """Return the paths of the files one level below; none where `storage` cannot tell."""
-    return storage.nested() if isinstance(storage, SupportsNested) else ()
+    """Return the paths of the files one level below; none where `storage` cannot tell, or may not."""
+    try:
+        return storage.nested() if isinstance(storage, SupportsNested) else ()
+    except AccessDenied:
+        return ()
 
 
-def seen(storage: Storage) -> Sequence[File]:
-    """Return the files directly in `storage`; none where it can be read and may not be listed."""
+def seen(storage: Storage, guesses: Iterable[str] = ()) -> Sequence[File]:
+    """Return the files directly in `storage`; those of `guesses` that are there where it may not be listed.
+
+    Who may not list is not told by some stores whether a file is absent or forbidden: neither is there then.
+    """
     try:
         return storage.list()
     except AccessDenied:
-        return ()
+        return [file for path in guesses if (file := _guessed(storage, path)) is not None]
+
+
+def _guessed(storage: Storage, path: str) -> File | None:
+    try:
+        return storage.stat(path)
+    except LocateError:
+        return None
 
 
 def read_bytes(storage: Storage, path: str, offset: int, length: int) -> bytes:
