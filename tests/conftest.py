@@ -19,10 +19,11 @@ import pytest
 from hypothesis import settings
 
 from helpers.fake_vllm import FakeVllm, installed
+from helpers.object_stores import Seaweed, seaweed
 from helpers.ranks import Ranks
 
 # Checks that other packages subclass, too: their assertions should say what was found.
-pytest.register_assert_rewrite("helpers.format_conformance", "helpers.measuring")
+pytest.register_assert_rewrite("helpers.format_conformance", "helpers.storage_conformance", "helpers.measuring")
 
 # Wall time says nothing on a busy machine; in CI, the same examples are tried every time.
 settings.register_profile("development", deadline=None, print_blob=True)
@@ -85,3 +86,10 @@ def vllm() -> Iterator[FakeVllm]:
     """As much of vLLM as the plug-in uses, in place of it."""
     with installed() as fake:
         yield fake
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seaweed]:
+    """A real server of S3, started when a test first asks for it."""
+    with seaweed(tmp_path_factory.mktemp("seaweed")) as running:
+        yield running

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from tensorferry.core.names import nearest
 from tensorferry.errors import AccessDenied, ConfigError, LocateError, PlanError, shown
 from tensorferry.formats.opening import Opened, open_files
 from tensorferry.storage.base import SupportsMap
+from tensorferry.storage.object_uri import is_uri
 from tensorferry.storage.reading import kind_of
 
 if TYPE_CHECKING:
@@ -171,7 +173,11 @@ def open_checkpoint(
     encryption_keyfile: str | os.PathLike[str] | None = None,
     options: ReadOptions | None = None,
 ) -> Checkpoint:
-    """Open the checkpoint at `path`: a folder, a weight file or a shard index. Reads headers only.
+    """Open the checkpoint at `path`: a folder, a weight file or a shard index, or the address of one. Reads headers
+    only.
+
+    Addresses are those of object stores (``s3://bucket/model``, ``gs://``, ``az://``, ``abfss://``), and of files over
+    HTTP; credentials and endpoints come from the environment.
 
     load_format: auto, hf, safetensors, mistral, pt, gguf, npcache and others. variant: such as ``fp16`` in
     ``model.fp16.safetensors``. allow_patterns: file name patterns that override the choice; ignore_patterns: files that
@@ -218,6 +224,9 @@ def _refuse_absent(path: str | os.PathLike[str]) -> None:
         found = "an empty text" if path == "" else type(path).__name__
         raise ConfigError(f"path: a file or folder is expected, as text or a Path, not {found}")
     where = shown(given, 300)
+    if is_uri(path):
+        return
+    _refuse_spoiled(path, given)
     try:
         there = Path(path).exists() or Path(path).is_symlink()
     except OSError as error:
@@ -227,3 +236,10 @@ def _refuse_absent(path: str | os.PathLike[str]) -> None:
         like_a_name = given.count("/") == 1
         hint = "; names on the Hub are for load_model and get_model_loader, and convert, as text" if like_a_name else ""
         raise LocateError(f"{where}: there is no such file or folder{hint}")
+
+
+def _refuse_spoiled(path: str | os.PathLike[str], given: str) -> None:
+    """Raise ConfigError for a Path that was made of an address: it has lost a slash, and means nothing."""
+    found = re.match(r"(s3a?|gs|azure|az|abfss?|https?):/", given)
+    if found and not isinstance(path, str):
+        raise ConfigError(f"{shown(given, 300)}: a Path takes a slash from an address: pass {found[1]}://… as text")

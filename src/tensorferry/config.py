@@ -65,7 +65,8 @@ class ReadOptions:
     read. max_gap: largest hole between two needed ranges that is read over rather than skipped. waste: most bytes
     read for each byte needed. threads: reader threads; 0 for four to a core, which wait for the disk most of the time,
     for one to a core where most of what is read is in the system's page cache, or for eight where each request goes to
-    another machine; ranks that share files divide the cores among them. At most eight in any case.
+    another machine; ranks that share files divide the cores among them. At most eight in any case, but for object
+    stores: sixteen, or as many as `max_staging` has room for, each with an answer of `max_read` bytes beside its stage.
 
     direct: whether reads go past the system's page cache: "auto" where the file lies on a disk of this machine and the
     bytes are not in the cache, "never", or "always", which is refused where a file system cannot; short runs, such as
@@ -87,8 +88,8 @@ class ReadOptions:
     gpu_direct: whether GPUs read files by themselves, through kvikio: "never", "auto" where kvikio says that it can, or
     "always", which is refused where kvikio is not installed.
     storage_kind: what `max_read`, `max_gap` and `threads` are chosen for, where they are not given: "local" disks,
-    "network" file systems, "remote" ranges over HTTP, which only storages of others say that they are; or "auto" for
-    what the first file of an open checkpoint is found to lie on.
+    "network" file systems, "remote" object stores; or "auto" for what the first file of an open checkpoint is found to
+    lie on.
     """
 
     max_staging: int = 256 * MIB
@@ -185,6 +186,8 @@ class ReadOptions:
     @property
     def workers(self) -> int:
         """How many reader threads there will be."""
+        if self.storage_kind == "remote":
+            return self.threads or min(16, max(1, self.max_staging // (2 * self.max_read)))
         near = self.storage_kind in ("auto", "local")
         return self.threads or min(8, max(2, int(4 * self._cores)) if near else 8)
 
@@ -345,8 +348,9 @@ class LoadConfig:
 class ModelConfig:
     """Which model, and as what it is to be built. Checked when it is made; raises ConfigError.
 
-    model: a folder, a weight file, or a name on the Hub. revision: a branch, tag or commit there. subfolder: where in
-    the folder or repository its weights are. variant: such as ``fp16`` in ``model.fp16.safetensors``.
+    model: a folder, a weight file, an address such as ``s3://bucket/model``, or a name on the Hub. revision: a branch,
+    tag or commit there. subfolder: where in the folder or repository its weights are. variant: such as ``fp16`` in
+    ``model.fp16.safetensors``.
     dtype: "float32", "bfloat16" and so on, what parameters are made of where the model does not say otherwise; "auto"
     or None to leave it to whoever builds the model. quantization: the method, where the checkpoint does not name it.
     trust_remote_code: whether code that comes with the model may be run to build it; never needed to load weights.

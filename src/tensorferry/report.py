@@ -27,8 +27,9 @@ class Report:
     after they had come; bytes_compared: read before the plan was made, to see whether tied tensors are equal.
     mapped_bytes: not read, but mapped. ways: how bytes came, to how many: "direct" past the system's page cache,
     "cached" as they were in it, "cached: leased" copied from there, under a lease, "buffered" through it, with the
-    reason; and "from another rank", which read them, so that they are not in bytes_read. storage_kind: what reads were
-    chosen for: local, network or remote. staging_peak: most bytes held beside the parameters.
+    reason; "fetched" from an object store; and "from another rank", which read them, so that they are not in
+    bytes_read. storage_kind: what reads were chosen for: local, network or remote. staging_peak: most bytes held beside
+    the parameters.
     dropped: entry to reason. ties: alias to owner. computed: filled by the model itself. streamed: filled by the
     model's own loader, with the reason. devices: to how many tensors are there in the end, buffers included. casts:
     "F32 -> BF16" to how many tensors. losses: parameter to (overflow, underflow): elements that were finite and not

@@ -19,6 +19,8 @@ from tensorferry.in_threads import in_threads
 from tensorferry.manifest import Manifest, given_manifest, manifest_beside
 from tensorferry.progress import SILENT, Progress, progress_of
 from tensorferry.storage.base import File, Storage
+from tensorferry.storage.object_uri import is_uri
+from tensorferry.storage.reading import seen
 from tensorferry.waiting import Flag
 
 __all__ = ["FileVerified", "Verified", "verify", "verify_files"]
@@ -141,7 +143,7 @@ def _refuse_uncovered(known: Manifest, checkpoint: Checkpoint) -> None:
 
 def _absent(known: Manifest, checkpoint: Checkpoint) -> Iterable[str]:
     """Yield a warning of weight files that the manifest has and the folder lacks: perhaps a download stopped."""
-    there = {f.path for f in checkpoint.storage.list()} | {f.path for f in checkpoint.selection.files}
+    there = {f.path for f in seen(checkpoint.storage)} | {f.path for f in checkpoint.selection.files}
     kind = checkpoint.catalogue.format
     absent = [shown(p) for p in known.digests if p not in there and "/" not in p and format_of(p) == kind]
     if absent:
@@ -209,6 +211,8 @@ def _compare(checkpoint: Checkpoint, file: File, digest: str, known: Manifest) -
 
 def _blob_name(checkpoint: Checkpoint, file: File) -> str | None:
     """Return the sha256 that a hub cache stores a large file under, where `file` is a link to one."""
+    if is_uri(checkpoint.uri):
+        return None
     target = Path(os.path.realpath(Path(checkpoint.uri, file.path)))
     return target.name if target.parent.name == "blobs" and _SHA256.fullmatch(target.name) else None
 

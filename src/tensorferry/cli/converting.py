@@ -23,8 +23,8 @@ class Asked:
     allow_lossy: values may overflow. allow_unknown: tensors that no rule names are left out.
     """
 
-    source: Path
-    destination: Path
+    source: str | Path
+    destination: str | Path
     allow_lossy: bool
     allow_unknown: bool
     options: Mapping[str, Any]

@@ -27,13 +27,13 @@ __all__ = ["WantedModel", "load_checkpoint", "plan_checkpoint", "plan_ranks", "r
 
 @dataclass(frozen=True, slots=True)
 class WantedModel:
-    """A model that is to be loaded, and how strictly. path: as it was given, or a name on the Hub.
+    """A model that is to be loaded, and how strictly. path: as it was given: a path, an address, or a name on the Hub.
 
     auto_class: the class of transformers to build, instead of what config.json names. opening: options of
     `open_checkpoint`.
     """
 
-    path: Path
+    path: str | Path
     dtype: str | None
     auto_class: str | None
     revision: str | None

@@ -19,9 +19,10 @@ import click
 
 from tensorferry import __version__
 from tensorferry.cli.ending import ending_well, printable
+from tensorferry.cli.places import PLACE
 from tensorferry.core.amounts import counted
 from tensorferry.core.plan import Strictness
-from tensorferry.errors import ConfigError, PlanError
+from tensorferry.errors import ConfigError, PlanError, shown
 from tensorferry.formats.file_names import LOAD_FORMATS
 from tensorferry.progress import SILENT, Progress, for_stream
 
@@ -30,7 +31,7 @@ __all__ = ["app", "main"]
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
 _CHOOSING = (
-    click.argument("path", type=click.Path(path_type=Path)),
+    click.argument("path", type=PLACE),
     click.option("--json", "as_json", is_flag=True, help="Print JSON for programs."),
     click.option(
         "--load-format",
@@ -78,8 +79,8 @@ def _make_streams_usable() -> None:
 def app() -> None:
     """Inspect, plan, load, run, convert and verify the weights of language models.
 
-    PATH is a folder that holds a checkpoint, a weight file, or a shard index; for plan, load and convert, also a name
-    on the Hub, such as owner/model.
+    PATH is a folder that holds a checkpoint, a weight file, or a shard index, or the address of one, such as
+    s3://bucket/model; for plan, load and convert, also a name on the Hub, such as owner/model.
     """
 
 
@@ -118,7 +119,9 @@ def _on_a_checkpoint(command: Callable[..., None]) -> Callable[..., None]:
 @_on_a_checkpoint
 @click.option("--tensors", "names", metavar="PATTERN", help="Only tensors with such names.")
 @click.option("--all", "every", is_flag=True, help="A line for each tensor, instead of folding layers.")
-def inspect_command(path: Path, as_json: bool, names: str | None, every: bool, opening: Mapping[str, Any]) -> None:
+def inspect_command(
+    path: str | Path, as_json: bool, names: str | None, every: bool, opening: Mapping[str, Any]
+) -> None:
     """Show what a checkpoint holds, from its headers alone."""
     from tensorferry.checkpoint import open_checkpoint
     from tensorferry.cli.inspecting import inspection, inspection_text
@@ -141,7 +144,7 @@ def inspect_command(path: Path, as_json: bool, names: str | None, every: bool, o
 @click.option("--pp", metavar="N", type=click.IntRange(1), default=1, help="Deal layers to N pipeline stages.")
 @click.option("--rank", metavar="N", default="all", help="The plan of one rank, instead of the sizes of all.")
 def plan_command(
-    path: Path,
+    path: str | Path,
     as_json: bool,
     dtype: str | None,
     auto_class: str | None,
@@ -179,7 +182,9 @@ def plan_command(
         _print(plan.explain())
     if plan.fatal:
         count = counted(len(plan.fatal), "problem")
-        raise PlanError(f"{path}: checkpoint and model do not fit: {count}, told with the plan", plan.fatal)
+        raise PlanError(
+            f"{shown(str(path), 300)}: checkpoint and model do not fit: {count}, told with the plan", plan.fatal
+        )
 
 
 @app.command("load")
@@ -193,7 +198,7 @@ def plan_command(
 @click.option("--html", "page", metavar="FILE", type=_FILE, help="Write the report as a page, too.")
 @_QUIET
 def load_command(
-    path: Path,
+    path: str | Path,
     as_json: bool,
     device: str,
     dtype: str | None,
@@ -228,7 +233,7 @@ def load_command(
 @_DTYPE
 @_QUIET
 def run_command(
-    path: Path,
+    path: str | Path,
     as_json: bool,
     prompt: str,
     max_new_tokens: int,
@@ -263,7 +268,7 @@ def run_command(
 
 @app.command("convert")
 @_on_a_checkpoint
-@click.argument("destination", type=click.Path(path_type=Path))
+@click.argument("destination", type=PLACE)
 @click.option(
     "--to", metavar="FORMAT", default="safetensors", show_default=True, help="Or npcache, sharded_state, tensorizer."
 )
@@ -279,8 +284,8 @@ def run_command(
 @click.option("--dry-run", is_flag=True, help="Show what would be written, and write nothing.")
 @_QUIET
 def convert_command(
-    path: Path,
-    destination: Path,
+    path: str | Path,
+    destination: str | Path,
     as_json: bool,
     allow_lossy: bool,
     allow_unknown: bool,
@@ -307,7 +312,9 @@ def convert_command(
 @_on_a_checkpoint
 @click.option("--manifest", metavar="FILE", type=_FILE, help="Digests, as sha256sum writes them.")
 @_QUIET
-def verify_command(path: Path, as_json: bool, manifest: Path | None, quiet: bool, opening: Mapping[str, Any]) -> None:
+def verify_command(
+    path: str | Path, as_json: bool, manifest: Path | None, quiet: bool, opening: Mapping[str, Any]
+) -> None:
     """Check headers and index, read every byte, and compare digests where there are some."""
     from tensorferry.verify import verify
 

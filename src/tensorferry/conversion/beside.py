@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ from tensorferry.formats.params_json import PARAMS_FILE
 from tensorferry.formats.writing import new_file
 from tensorferry.manifest import BESIDE as SHA256SUMS
 from tensorferry.storage.base import File, Storage
-from tensorferry.storage.reading import read_bytes
+from tensorferry.storage.object_uri import is_uri
+from tensorferry.storage.reading import nested, read_bytes, seen
 
 __all__ = ["CONFIG", "Beside", "read_config", "side_files", "write_side_files"]
 
@@ -108,7 +111,7 @@ def _sorted_out(storage: Storage, checkpoint: Checkpoint, *, named: bool) -> tup
     selected = {file.path for file in checkpoint.selection.files} | {checkpoint.selection.index_file}
     left = {path: why for path, why in checkpoint.selection.ignored if path not in selected}
     taken = []
-    for file in (*storage.list(), *([] if named else _nested(storage))):
+    for file in (*seen(storage, sorted(_OF_A_MODEL)), *([] if named else _nested(storage))):
         if file.path in selected or file.path in left:
             continue
         why = _left_behind(file, named=named)
@@ -136,7 +139,7 @@ def _unreadable(storage: Storage, file: File) -> str:
     """Return why `file` cannot be copied, "" where it can. Raises UnsafeFile where it leads out of the folder."""
     if file.broken is not None:
         return f"a broken link, to {shown(file.broken)}"
-    if not Path(storage.uri, file.path).is_file():
+    if not is_uri(storage.uri) and not Path(storage.uri, file.path).is_file():
         return "a pipe, a socket or a device"
     storage.stat(file.path)
     return ""
@@ -149,15 +152,14 @@ def _is_ours(name: str) -> bool:
 
 def _nested(storage: Storage) -> Iterator[File]:
     """Yield the files of folders one level down that hold no weights."""
-    for folder in sorted(Path(storage.uri).iterdir()):
-        if folder.name.startswith(".") or folder.is_symlink() or not folder.is_dir():
-            continue
-        names = sorted(entry.name for entry in folder.iterdir() if not entry.is_dir() and entry.name[0] != ".")
+    for _, paths in groupby(nested(storage), posixpath.dirname):
+        files = list(paths)
+        names = list(map(posixpath.basename, files))
         if any(format_of(name) or what_else(name) or _is_ours(name) for name in names):
             continue
-        for name in names:
+        for path in files:
             with suppress(TensorferryError):  # a broken link, or one that leads out
-                yield storage.stat(f"{folder.name}/{name}")
+                yield storage.stat(path)
 
 
 def _changed(config: Mapping[str, Any], dtype: DType | None, *, dequantized: bool) -> dict[str, Any] | None:

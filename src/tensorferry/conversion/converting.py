@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
+from urllib.parse import urlsplit
 
 from tensorferry.checkpoint import Checkpoint, OpeningOptions, open_checkpoint, refuse_unknown_options
 from tensorferry.config import ReadOptions
@@ -25,6 +27,7 @@ from tensorferry.formats.download import local_path
 from tensorferry.formats.file_names import LOAD_FORMATS, format_of
 from tensorferry.formats.writing import WritesOneFile, checkpoint_writer
 from tensorferry.progress import SILENT, Progress, progress_of
+from tensorferry.storage.object_uri import is_uri
 from tensorferry.timing import timed
 
 if TYPE_CHECKING:
@@ -59,7 +62,8 @@ def convert(
     built beside and renamed when all is written, on the disk, and read back: whatever happens, `dst` is as it was or
     the whole conversion. Memory is bounded by ``options.max_staging``, however large the checkpoint or a tensor is.
 
-    src: a folder, a weight file, an index, or the name of a repository on the Hub (`revision` of it).
+    src: a folder, a weight file, an index, the address of one of these (``s3://bucket/model``), or the name of a
+    repository on the Hub (`revision` of it).
     to: safetensors, or another format that is written here; see `tensorferry.formats.writing.WRITERS`.
     dtype: what floating-point tensors of 16 bits and more become; others, and scales of quantized weights, keep their
     types. Packed blocks of GGUF become numbers in any case, float32 without it.
@@ -83,7 +87,8 @@ def convert(
     single = isinstance(writer, WritesOneFile) and destination.suffix == writer.suffix and not destination.is_dir()
     _refuse_other_kind(destination, wanted, single=single, shards=writer.has_shards)
     path = local_path(src, revision=revision, **opening)
-    _refuse_overlap(Path(path), destination, single=single)
+    if not is_uri(path):
+        _refuse_overlap(Path(path), destination, single=single)
     refuse_taken(destination, single=single, overwrite=overwrite)
     seconds: dict[str, float] = {}
     with open_checkpoint(path, options=options, **opening) as checkpoint:
@@ -124,6 +129,8 @@ def _refuse_overlap(source: Path, destination: Path, *, single: bool) -> None:
 
 def _refuse_own_file(checkpoint: Checkpoint, destination: Path) -> None:
     """Raise ConfigError where the destination is a file of the source, or holds one."""
+    if is_uri(checkpoint.uri):
+        return
     index = checkpoint.selection.index_file
     for path in (*(file.path for file in checkpoint.selection.files), *([] if index is None else [index])):
         real = Path(os.path.realpath(Path(checkpoint.uri, path)))
@@ -136,7 +143,12 @@ def _refuse_own_file(checkpoint: Checkpoint, destination: Path) -> None:
 
 def _is_named(path: str | os.PathLike[str], checkpoint: Checkpoint) -> bool:
     """Whether one weight file was named, in a folder that may hold files of anything else."""
-    return Path(path).is_file() and checkpoint.selection.index is None
+    if isinstance(path, str) and is_uri(path):
+        name = posixpath.basename(urlsplit(path).path)
+        is_file = name in {file.path for file in checkpoint.selection.files}
+    else:
+        is_file = Path(path).is_file()
+    return is_file and checkpoint.selection.index is None
 
 
 def _done(job: Job, wanted: WantedConversion, progress: Progress, seconds: dict[str, float]) -> Conversion:
@@ -218,7 +230,10 @@ def _read_back(
     forget_cached(folder)
     only = next(folder.iterdir()) if job.single else folder
     load_format = job.writer.name if job.writer.name in LOAD_FORMATS else "auto"
-    with open_checkpoint(only, load_format=load_format, options=job.checkpoint.options) as written:
+    options = job.checkpoint.options
+    if is_uri(job.checkpoint.uri):  # what was written lies here
+        options = replace(options, storage_kind="auto")
+    with open_checkpoint(only, load_format=load_format, options=options) as written:
         counters = read_back(written, job.plan.parameters, digests, progress)
     return replace(
         account,

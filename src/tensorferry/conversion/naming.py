@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from tensorferry.checkpoint import Checkpoint
@@ -16,6 +15,7 @@ from tensorferry.conversion.wanted import Names
 from tensorferry.core.catalogue import Catalogue
 from tensorferry.core.mapped import map_catalogue
 from tensorferry.errors import ConfigError, shown
+from tensorferry.storage.base import Storage
 
 __all__ = ["Named", "named"]
 
@@ -48,7 +48,7 @@ def named(checkpoint: Checkpoint, names: Names, config: Mapping[str, Any] | None
             return Named(catalogue, notes=("its names are taken for those of transformers",))
         return Named(catalogue)
     try:
-        own, notes = _config(Path(checkpoint.uri), catalogue, config)
+        own, notes = _config(checkpoint.storage, catalogue, config)
         products = with_factors(catalogue)
         naming = _naming(products, own if config is None else config)
     except ConfigError as error:
@@ -57,13 +57,13 @@ def named(checkpoint: Checkpoint, names: Names, config: Mapping[str, Any] | None
 
 
 def _config(
-    folder: Path, catalogue: Catalogue, given: Mapping[str, Any] | None
+    storage: Storage, catalogue: Catalogue, given: Mapping[str, Any] | None
 ) -> tuple[Mapping[str, Any] | None, tuple[str, ...]]:
     if given is not None:
         return None, ()
-    if not brings_config(folder, catalogue):
+    if not brings_config(storage, catalogue):
         raise ConfigError("its names are not those of transformers, and nothing beside it says the sizes of the model")
-    found = own_config(folder, catalogue)
+    found = own_config(storage, catalogue)
     return found.found.config, found.notes
 
 

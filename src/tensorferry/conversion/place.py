@@ -18,6 +18,7 @@ from pathlib import Path
 from tensorferry.errors import ConfigError, LocateError, UnsafeFile, WriteError, shown
 from tensorferry.formats.writing import sync_folder
 from tensorferry.storage.full_disk import lacking
+from tensorferry.storage.object_uri import is_uri
 
 __all__ = ["building", "real_destination", "refuse_taken", "telling_of_the_disk"]
 
@@ -26,6 +27,8 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 def real_destination(given: str | os.PathLike[str]) -> Path:
     """Return the path that `given` means, free of links. Raises LocateError where its folder is not there."""
+    if is_uri(given):
+        raise ConfigError(f"{shown(os.fspath(given), 300)}: what is converted is written to this machine: give a path")
     path = Path(given)
     if not path.name:
         raise ConfigError(f"{shown(os.fspath(given), 300)}: a destination has a name")

@@ -31,7 +31,7 @@ OWN = 0.75
 """Share of a read from which on it counts as this rank's own."""
 _LOOKS = 8
 """Reads that are looked at to tell whether a load waits for a disk."""
-_DIRECT = "direct"
+_DIRECT, _FETCHED = "direct", "fetched"
 
 
 def reads_in_part(plan: Plan, batch: Batch) -> set[int]:
@@ -61,7 +61,7 @@ class Ways:
     direct: Direct = "auto"
     keep_cache: bool = True
     shared: bool = False
-    _near: dict[str, bool] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _kinds: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def refuse_impossible(self, files: Iterable[str]) -> None:
         """Raise ConfigError for the first of `files` that cannot be read as is asked for."""
@@ -94,9 +94,13 @@ class Ways:
 
     def splits_freely(self, file: str) -> bool:
         """Whether several requests for a part of `file` take no longer than one: nothing far away answers them."""
-        if file not in self._near:
-            self._near[file] = isinstance(self.storage, SupportsKind) and self.storage.kind(file) == "local"
-        return self._near[file]
+        return self._kind(file) == "local"
+
+    def _kind(self, file: str) -> str:
+        """Return which kind of storage `file` lies on; "" where nobody knows."""
+        if file not in self._kinds:
+            self._kinds[file] = self.storage.kind(file) if isinstance(self.storage, SupportsKind) else ""
+        return self._kinds[file]
 
     def best(self, path: str, offset: int, length: int, *, buffers: int = 1, in_part: bool = False) -> str:
         """Look which way a range of `path` is to be read, and return it in the words of a report.
@@ -134,12 +138,14 @@ class Ways:
         counters.came(way, length)
 
     def read_runs(self, path: str, offset: int, stride: int, run: int, out: memoryview, counters: Counters) -> None:
-        """Fill `out` with runs of bytes at equal distances, through the page cache. Raises ReadError."""
+        """Fill `out` with runs of bytes at equal distances, through a page cache if there is one. Raises ReadError."""
         with self._leaving_no_trace(path, offset, stride * (len(out) // run - 1) + run):
             read_runs(self.storage, path, offset, stride, run, out)
-        counters.came("buffered: short runs", len(out))
+        counters.came(_FETCHED if self._kind(path) == "remote" else "buffered: short runs", len(out))
 
     def _way(self, path: str, offset: int, length: int, buffers: int) -> str:
+        if length and self._kind(path) == "remote":
+            return _FETCHED
         if self._cache is None or self.direct == "never" or not length:
             return "buffered"
         if self.direct == "always":

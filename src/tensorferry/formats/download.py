@@ -56,7 +56,8 @@ def download(
 
 
 def local_path(path: str | os.PathLike[str], *, revision: str | None = None, **choosing: Any) -> str | os.PathLike[str]:
-    """Return `path` where something lies there, else the folder of the Hub's cache for the repository of that name.
+    """Return `path` where something lies there or it is an address, else the folder of the Hub's cache for the
+    repository of that name.
 
     Only text that could be a name is one: ``owner/model``, not a Path, nor what begins with a dot or a
     slash. choosing: options of `download`, and of `open_files`, of which those that choose files are used.

@@ -1,13 +1,12 @@
-"""Opens a checkpoint on this machine: finds its files, reads their headers in parallel, makes one catalogue."""
+"""Opens a checkpoint: finds its files, reads their headers in parallel, makes one catalogue."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
-from pathlib import Path
 from types import TracebackType
 from typing import Self, cast
 
@@ -17,14 +16,14 @@ from tensorferry.core.catalogue import Catalogue
 from tensorferry.errors import ConfigError, FormatError, UnknownFormat, shown
 from tensorferry.formats.base import ChecksSets, FileFormat, Selection, Unlocks
 from tensorferry.formats.file_names import FAMILIES, LOAD_FORMATS, what_else
+from tensorferry.formats.places import Place, place_of
 from tensorferry.formats.quantized_parts import noted
 from tensorferry.formats.selection import Wanted, select, select_file
 from tensorferry.formats.sniff import SNIFF_BYTES, describe_foreign
 from tensorferry.storage.base import File, Storage
-from tensorferry.storage.local import LocalStorage
-from tensorferry.storage.reading import read_bytes
+from tensorferry.storage.reading import nested, read_bytes
 
-__all__ = ["CACHES", "FILE_FORMATS", "LAYOUTS", "Opened", "file_format", "open_files", "open_selection"]
+__all__ = ["CACHES", "FILE_FORMATS", "LAYOUTS", "Opened", "file_format", "open_files", "open_place", "open_selection"]
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +107,8 @@ def open_files(
     encryption_keyfile: str | os.PathLike[str] | None = None,
     max_workers: int = 8,
 ) -> Opened:
-    """Return the checkpoint at `path`: a folder, a weight file, or a shard index. Only headers are read.
+    """Return the checkpoint at `path`: a folder, a weight file, or a shard index, here or at an address. Only headers
+    are read.
 
     The options are those of `selection.Wanted`. links_to: folders that links may lead into, beside the checkpoint's
     own. originals: open the checkpoint's own files where `load_format` names a cache of them. encryption_keyfile: a
@@ -121,13 +121,24 @@ def open_files(
     if max_workers < 1:
         raise ConfigError(f"max_workers {max_workers}: at least 1 is expected")
     wanted = Wanted(load_format, subfolder or "", variant, allow_patterns, ignore_patterns, allow_pickle)
-    if Path(path).is_file():
-        _refuse_for_a_file(path, wanted)
-        storage, name = LocalStorage(Path(path).parent, links_to=links_to), Path(path).name
-        return _opened(storage, wanted, name, originals, max_workers, keyfile)
-    inside = path if subfolder else None
-    storage = LocalStorage(Path(path, subfolder or ""), inside=inside, links_to=links_to)
-    return _opened(storage, wanted, None, originals, max_workers, keyfile)
+    place = place_of(path, subfolder=subfolder, links_to=links_to)
+    return open_place(place, wanted, originals=originals, keyfile=keyfile, max_workers=max_workers)
+
+
+@collector_paused()
+def open_place(
+    place: Place, wanted: Wanted, *, originals: bool = False, keyfile: str | None = None, max_workers: int = 8
+) -> Opened:
+    """Return the checkpoint at `place`, whose storage is closed where this raises. The rest is as in `open_files`."""
+    storage, name = place
+    try:
+        if name is not None:
+            _refuse_for_a_file(name, wanted)
+        selection = _selected(storage, wanted, name, originals)
+        return open_selection(storage, selection, keyfile=keyfile, max_workers=max_workers)
+    except BaseException:
+        storage.close()
+        raise
 
 
 def file_format(name: str) -> FileFormat:
@@ -141,18 +152,6 @@ def file_format(name: str) -> FileFormat:
 def _imported(where: str) -> object:
     module, _, attribute = where.partition(":")
     return getattr(import_module(module), attribute)
-
-
-@collector_paused()
-def _opened(
-    storage: LocalStorage, wanted: Wanted, name: str | None, originals: bool, max_workers: int, keyfile: str | None
-) -> Opened:
-    try:
-        selection = _selected(storage, wanted, name, originals)
-        return open_selection(storage, selection, keyfile=keyfile, max_workers=max_workers)
-    except BaseException:
-        storage.close()
-        raise
 
 
 def open_selection(
@@ -189,16 +188,16 @@ def _unlocked(storage: Storage, selection: Selection, keyfile: str | None) -> St
     return storage
 
 
-def _selected(storage: LocalStorage, wanted: Wanted, name: str | None, originals: bool) -> Selection:
+def _selected(storage: Storage, wanted: Wanted, name: str | None, originals: bool) -> Selection:
     cache = CACHES.get(wanted.load_format)
     if cache is None or originals:
         return _chosen(storage, wanted, name)
     return cast("SelectCache", _imported(cache))(storage, lambda: _chosen(storage, wanted, name))
 
 
-def _chosen(storage: LocalStorage, wanted: Wanted, name: str | None) -> Selection:
+def _chosen(storage: Storage, wanted: Wanted, name: str | None) -> Selection:
     if name is None:
-        return select(storage, replace(wanted, subfolder=""), nested=lambda: _nested(storage.uri))
+        return select(storage, replace(wanted, subfolder=""), nested=lambda: nested(storage))
     selection = select_file(storage, name)
     if not selection.format:
         selection = replace(selection, format=_format_inside(storage, selection.files[0]))
@@ -210,7 +209,7 @@ def _chosen(storage: LocalStorage, wanted: Wanted, name: str | None) -> Selectio
     return selection
 
 
-def _refuse_for_a_file(path: str | os.PathLike[str], wanted: Wanted) -> None:
+def _refuse_for_a_file(name: str, wanted: Wanted) -> None:
     given = {
         "subfolder": wanted.subfolder,
         "variant": wanted.variant,
@@ -219,7 +218,7 @@ def _refuse_for_a_file(path: str | os.PathLike[str], wanted: Wanted) -> None:
     }
     for option, value in given.items():
         if value:
-            raise ConfigError(f"{option} chooses among the files of a folder, and {shown(os.fspath(path))} is one file")
+            raise ConfigError(f"{option} chooses among the files of a folder, and {shown(name)} is one file")
 
 
 def _format_inside(storage: Storage, file: File) -> str:
@@ -268,16 +267,3 @@ def _together(faults: Sequence[FormatError]) -> FormatError:
         return faults[0]
     lines = few(map(str, faults), _SHOWN_ERRORS, between="\n  ", what="file")
     return type(faults[0])(f"{len(faults)} files cannot be believed:\n  {lines}")
-
-
-def _nested(root: str) -> Iterable[str]:
-    """Return the files one level below `root`, without looking behind links or dots."""
-    below = (d for d in sorted(Path(root).iterdir()) if not d.name.startswith(".") and not d.is_symlink())
-    return [f"{d.name}/{name}" for d in below if d.is_dir() for name in _names_in(d) if name[0] != "."]
-
-
-def _names_in(folder: Path) -> list[str]:
-    try:
-        return sorted(entry.name for entry in folder.iterdir())
-    except OSError:
-        return []  # what we may not look into is no hint

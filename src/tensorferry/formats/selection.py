@@ -35,6 +35,7 @@ IndexReader = Callable[[File], dict[str, str]]
 """Reads an index of the listing: tensor name to shard, relative to the index's folder."""
 
 _MAX_ABSENT = 100
+_MOST_LOOKED_UP = 4096
 _ADVICE = "Fetch what is missing, or name the files to load with allow_patterns."
 _ADVICE_FOR = {
     "npcache": " A NumPy cache is for torch files (.bin, .pt), whose tensors it makes files of plain bytes; those of"
@@ -116,21 +117,41 @@ def select_file(storage: Storage, path: str) -> Selection:
         if name is not None and name.count is not None and FAMILIES["gguf"].takes(name):
             return _all_parts(storage, name)
         return Selection(format_of(path) or "", (file,), f"{shown(path)} was named")
-    files = [f for f in storage.list() if f.path != path]
+    weight_map = read_index(storage, file)
+    files = [f for f in _beside(storage, sorted(set(weight_map.values()))) if f.path != path]
     where = shown(storage.uri, 300)
     folder = FolderFiles.of(files, "", index.weights.variant, (), where=where, stat=storage.stat, nested=tuple)
     family = next(family for family in FAMILIES.values() if family.takes(index.weights))
-    return _by_index(folder, family, index, read_index(storage, file))
+    return _by_index(folder, family, index, weight_map)
 
 
 def _all_parts(storage: Storage, name: WeightName) -> Selection:
     """Return the set of files that the split of which `name` is a part is made of."""
     where = shown(storage.uri, 300)
-    folder = FolderFiles.of(storage.list(), "", None, (), where=where, stat=storage.stat, nested=tuple)
+    files = _beside(storage, (_numbered(name, number) for number in range(1, (name.count or 0) + 1)))
+    folder = FolderFiles.of(files, "", None, (), where=where, stat=storage.stat, nested=tuple)
     parts = [n for n in folder.weights if (n.stem, n.suffix, n.count) == (name.stem, name.suffix, name.count)]
     _refuse_incomplete(folder, name.count or 0, parts)
     reason = f"{shown(name.path)} was named, part of a complete set of {counted(len(parts), 'file')}"
     return _selection(folder, "gguf", [folder.files[n.path] for n in parts], reason, "not part of the set")
+
+
+def _beside(storage: Storage, wanted: Iterable[str]) -> Sequence[File]:
+    """Return the files directly in `storage`; where that may not be listed, those of the `wanted` that are there."""
+    try:
+        return storage.list()
+    except AccessDenied:
+        looked_up = (_if_there(storage, path) for path in islice(wanted, _MOST_LOOKED_UP))
+        return [file for file in looked_up if file is not None]
+
+
+def _if_there(storage: Storage, path: str) -> File | None:
+    try:
+        return storage.stat(path)
+    except AccessDenied:
+        raise
+    except LocateError:
+        return None
 
 
 def choose(

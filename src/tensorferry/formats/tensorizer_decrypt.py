@@ -13,7 +13,7 @@ from tensorferry.formats.tensorizer_header import StoredTensor, TensorizerHeader
 from tensorferry.formats.tensorizer_keys import Secret, nonce_of, open_box
 from tensorferry.formats.tensorizer_sealed import MAC_BYTES
 from tensorferry.storage.base import File, Storage, StorageKind, SupportsLocalPath, SupportsReadAhead
-from tensorferry.storage.reading import kind_of, read_bytes, scatter
+from tensorferry.storage.reading import kind_of, nested, read_bytes, scatter
 
 __all__ = ["DecryptedStorage", "decrypted_path"]
 
@@ -58,6 +58,10 @@ class DecryptedStorage:
         """Return the file at `path`; decrypted contents are as long as the file that they are in."""
         found = self._files.get(path)
         return self._inner.stat(path) if found is None else replace(self._inner.stat(found.path), path=path)
+
+    def nested(self) -> Sequence[str]:
+        """Return the paths of the files one level below, as the other storage tells them."""
+        return nested(self._inner)
 
     def read_into(self, path: str, offset: int, out: memoryview) -> None:
         """Fill `out` from `offset` of `path`, decrypted where that is its path."""

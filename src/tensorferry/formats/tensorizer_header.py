@@ -24,6 +24,7 @@ from tensorferry.formats.tensorizer_sealed import Sealed, read_sealed
 from tensorferry.formats.tensorizer_types import TENSORIZER_DTYPES, logical_shape
 from tensorferry.formats.windows import Window
 from tensorferry.storage.base import File, Storage
+from tensorferry.storage.reading import bring
 
 __all__ = [
     "CRC32",
@@ -150,6 +151,7 @@ def read_header(storage: Storage, file: File) -> TensorizerHeader:
     index = _read_index(cursor, count, flags & TYPED_INDEX)
     _check_places(index, INDEX_START + length, window, what)
     encrypted = _encrypted(version, flags)
+    bring(storage, file.path, ((entry.header, _BLOCK) for entry in index))
     tensors = tuple(_read_tensor(window, entry, version, encrypted, what) for entry in index)
     _refuse_twice(tensors, what)
     return TensorizerHeader(version, encrypted, tensors)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from tensorferry.errors import CorruptFile, shown
 from tensorferry.formats.windows import Window
 from tensorferry.storage.base import File, Storage
+from tensorferry.storage.reading import bring
 
 __all__ = ["CentralDirectory", "Listed", "ZipRecord", "checksum", "list_records", "locate_records"]
 
@@ -30,6 +31,7 @@ _LOCAL = struct.Struct("<4s5H3L2H")
 
 _BLOCK = 1 << 16
 _LOCAL_BLOCK = 1 << 10
+_BEFORE = 24  # bytes of what may lie between the data of a record and the next header
 _UTF8, _DEFERRED = 0x800, 0x8
 """Flags of a record: its name is UTF-8; its sizes and checksum follow its data instead of preceding them."""
 
@@ -92,6 +94,8 @@ def locate_records(storage: Storage, file: File, listing: CentralDirectory) -> M
     _refuse_twins(file, listing.records)
     for entry in listing.records:
         _refuse_packed(file, entry)
+    ends = (listing.directory, *(entry.header for entry in listing.records))
+    bring(storage, file.path, ((at - _BEFORE, _BEFORE + _LOCAL_BLOCK) for at in ends))
     window = Window(storage, file, block=_LOCAL_BLOCK)
     records, free = {}, 0
     for entry in listing.records:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
 from importlib import import_module
-from pathlib import Path
 
 from torch import nn
 
@@ -22,8 +22,10 @@ _BUILDER = "tensorferry.compat.transformers"
 NO_WEIGHTS = Catalogue((), format="none")
 
 
-def from_config(path: Path, model_config: ModelConfig, catalogue: Catalogue = NO_WEIGHTS) -> nn.Module:
-    """Return the model of the folder `path`, empty and on meta, by the transformers class that config.json names.
+def from_config(
+    path: str | os.PathLike[str], model_config: ModelConfig, catalogue: Catalogue = NO_WEIGHTS
+) -> nn.Module:
+    """Return the model of a folder or an address, empty and on meta, by the transformers class that config.json names.
 
     catalogue: of its weights, where they are known. Raises ConfigError, UnsafeFile, LocateError.
     """
@@ -41,5 +43,5 @@ def from_config(path: Path, model_config: ModelConfig, catalogue: Catalogue = NO
         trust_remote_code=model_config.trust_remote_code,
     )
     for note in notes:
-        logger.warning("%s: %s", shown(str(path), 300), shown(note, 1000))
+        logger.warning("%s: %s", shown(os.fspath(path), 300), shown(note, 1000))
     return model

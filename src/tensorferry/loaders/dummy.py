@@ -22,6 +22,7 @@ from tensorferry.modules.finalize import Completion, derive_buffers, refuse_unfi
 from tensorferry.modules.materialize import Materialized
 from tensorferry.report import Report
 from tensorferry.storage.hub import fetch_snapshot
+from tensorferry.storage.object_uri import is_uri
 from tensorferry.timing import timed
 
 __all__ = ["DummyModelLoader", "DummyOptions"]
@@ -105,7 +106,9 @@ class DummyModelLoader(BaseModelLoader):
             seconds=seconds,
         )
 
-    def _located(self, model_config: ModelConfig) -> Path:
+    def _located(self, model_config: ModelConfig) -> str | Path:
+        if is_uri(model_config.model):
+            return model_config.model
         path = Path(model_config.model).expanduser()
         if path.exists():
             return path

@@ -14,7 +14,7 @@ import torch
 
 from tensorferry.checkpoint import Checkpoint
 from tensorferry.config import Folders, LoadConfig, ReadOptions, folders
-from tensorferry.errors import FormatError, LocateError, TensorferryError, shown
+from tensorferry.errors import ConfigError, FormatError, LocateError, TensorferryError, shown
 from tensorferry.formats.npcache import sources_of
 from tensorferry.formats.npcache_record import FOLDER
 from tensorferry.formats.npcache_write import one_builder, write_npcache
@@ -25,6 +25,7 @@ from tensorferry.loaders.default import DefaultModelLoader
 from tensorferry.loaders.sources import open_source, open_sources
 from tensorferry.loaders.strategies import halved
 from tensorferry.numerics.memory import bytes_of
+from tensorferry.storage.object_uri import is_uri
 
 __all__ = ["NpcacheLoader", "build_npcache"]
 
@@ -70,6 +71,8 @@ def build_npcache(
         variant=variant,
         links_to=folders("links_to", links_to),
     )
+    if isinstance(path, str) and is_uri(path):
+        raise ConfigError(f"{shown(path, 300)}: a NumPy cache is built on disks of this machine: fetch the files first")
     with opening(originals=True) as originals:
         _current(originals, opening, options or ReadOptions()).close()
         return Path(originals.storage.uri, FOLDER)
@@ -82,13 +85,16 @@ def _opened_through_cache(source: sources.Source, config: LoadConfig, load_forma
         return opened
     with ExitStack() as until_it_is_returned:
         originals = until_it_is_returned.enter_context(opening(originals=True))
+        if is_uri(originals.storage.uri):
+            until_it_is_returned.pop_all()
+            return _instead(originals, "it lies in an object store")
         try:
             return _current(originals, opening, halved(config))
         except TensorferryError:
             raise
         except OSError as error:
             until_it_is_returned.pop_all()
-            return _instead(originals, error)
+            return _instead(originals, str(error.strerror or error))
 
 
 def _current(originals: Opened, opening: Callable[[], Opened], options: ReadOptions) -> Opened:
@@ -130,12 +136,12 @@ def _bytes_of_next(values: Generator[tuple[str, torch.Tensor], None, None]) -> I
     yield bytes_of(tensor.contiguous())
 
 
-def _instead(originals: Opened, error: OSError) -> Opened:
+def _instead(originals: Opened, why: str) -> Opened:
     """Return `originals` with a warning that says why it is them that are loaded, and what to do."""
     names: Sequence[str] = [shown(file.path) for file in originals.selection.files[:3]]
-    where = shown(str(Path(originals.storage.uri, FOLDER)), 300)
+    where = shown(f"{originals.storage.uri}/{FOLDER}", 300)
     warning = (
-        f"the NumPy cache {where} could not be written ({error.strerror or error}), so {', '.join(names)} is loaded"
+        f"the NumPy cache {where} could not be written ({why}), so {', '.join(names)} is loaded"
         " itself: make the folder writable, or leave load_format npcache out"
     )
     selection = replace(originals.selection, warnings=(*originals.selection.warnings, warning))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import posixpath
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from tensorferry.core.target import Target, TargetTensor
 from tensorferry.errors import ConfigError, FormatError, LocateError, TensorferryError, shown
 from tensorferry.formats.file_names import is_side_file
 from tensorferry.formats.opening import Opened, open_selection
+from tensorferry.formats.places import place_of
 from tensorferry.formats.sharded_state import joined, rank_catalogue, read_all, select_all, select_rank
 from tensorferry.formats.sharded_state_manifest import RankManifest, read_manifest
 from tensorferry.formats.sharded_state_names import (
@@ -39,8 +41,9 @@ from tensorferry.modules.describe import describe
 from tensorferry.modules.finalize import derive_buffers, hooked_modules
 from tensorferry.modules.processed import lay_out
 from tensorferry.report import Report
+from tensorferry.storage.base import Storage
 from tensorferry.storage.hub import Listing, fetch_snapshot
-from tensorferry.storage.local import LocalStorage
+from tensorferry.storage.object_uri import is_uri
 from tensorferry.timing import timed
 
 __all__ = ["ShardedStateLoader", "ShardedStateOptions"]
@@ -96,16 +99,17 @@ class ShardedStateLoader(BaseModelLoader):
         anything was read or written.
         """
         seconds: dict[str, float] = {}
-        root = self._located(model_config)
-        folder = root / (model_config.subfolder or "")
-        inside = root if model_config.subfolder else None
-        with LocalStorage(folder, inside=inside, links_to=folders("links_to", self.load_config.links_to)) as storage:
+        links_to = folders("links_to", self.load_config.links_to)
+        place = place_of(self._located(model_config), subfolder=model_config.subfolder, links_to=links_to)
+        with closing(place.storage) as storage:
+            if place.name is not None:
+                raise LocateError(f"{shown(model_config.model, 300)}: is a file, and the folder of a state is expected")
             with timed(seconds, "open"):
                 load = self._load(storage, model, model_config)
             report = self._run(model, load)
         return replace(report, seconds={**seconds, **report.seconds})
 
-    def _load(self, storage: LocalStorage, model: nn.Module, model_config: ModelConfig) -> _Load:
+    def _load(self, storage: Storage, model: nn.Module, model_config: ModelConfig) -> _Load:
         """Return what is to be done, once everything that the manifest says was held against model and ranks."""
         manifests = {file.path: file for file in manifests_in(storage.list())}
         if not manifests:
@@ -126,7 +130,7 @@ class ShardedStateLoader(BaseModelLoader):
             return self._resharded(storage, model, target, why)
         return self._as_saved(storage, model, target, manifest)
 
-    def _without_manifest(self, storage: LocalStorage, model: nn.Module) -> _Load:
+    def _without_manifest(self, storage: Storage, model: nn.Module) -> _Load:
         names = PartNames.of(self.options.pattern, self._ranks)
         selection = select_rank(storage, names)
         hooked, processed = tuple(hooked_modules(model)), self.options.post_processed
@@ -142,7 +146,7 @@ class ShardedStateLoader(BaseModelLoader):
         plain = {n: t if t.alias_of is not None else TargetTensor.plain(n, t.dtype, t.shape) for n, t in kept.items()}
         return _Load(opened, plain, hooked if processed else ())
 
-    def _as_saved(self, storage: LocalStorage, model: nn.Module, target: Target, manifest: RankManifest) -> _Load:
+    def _as_saved(self, storage: Storage, model: nn.Module, target: Target, manifest: RankManifest) -> _Load:
         wrong = misfits(model, target, manifest, self.load_config.strictness)
         _refuse(storage, wrong)
         selection = select_rank(storage, PartNames(manifest.pattern, manifest.ranks), manifest)
@@ -151,7 +155,7 @@ class ShardedStateLoader(BaseModelLoader):
         opened = with_aliases(opened, [manifest], found.target)
         return _Load(opened, found.target, manifest.post_processed or (), layout=(found, manifest))
 
-    def _resharded(self, storage: LocalStorage, model: nn.Module, target: Target, why: str) -> _Load:
+    def _resharded(self, storage: Storage, model: nn.Module, target: Target, why: str) -> _Load:
         where = shown(storage.uri, 300)
         if not self.options.reshard:
             raise ConfigError(f"{where}: {why}")
@@ -199,8 +203,12 @@ class ShardedStateLoader(BaseModelLoader):
                 f" {shown(self.options.pattern)!r}: leave it out"
             )
 
-    def _located(self, model_config: ModelConfig) -> Path:
-        """Return the folder of the model, below which its `subfolder` is, fetched from the Hub if it is not here."""
+    def _located(self, model_config: ModelConfig) -> str | Path:
+        """Return the folder of the model or its address, below which its `subfolder` is; fetched from the Hub if it is
+        neither.
+        """
+        if is_uri(model_config.model):
+            return model_config.model
         path = Path(model_config.model).expanduser()
         if path.exists():
             return path
@@ -242,7 +250,7 @@ def _other_sizes(saved: RankNumbers, asked: RankNumbers) -> str:
     return "; ".join(f"saved for {what} {one}, load asks for {two}" for what, one, two in pairs if one != two)
 
 
-def _refuse(storage: LocalStorage, wrong: list[str]) -> None:
+def _refuse(storage: Storage, wrong: list[str]) -> None:
     if wrong:
         lines = few(wrong, _LISTED, between="\n  ")
         raise ConfigError(f"{shown(storage.uri, 300)} is not a state of this model; nothing was read:\n  {lines}")

@@ -16,8 +16,11 @@ from tensorferry.core.catalogue import Catalogue, TensorEntry
 from tensorferry.errors import ConfigError, FormatError, shown
 from tensorferry.formats.base import Selection
 from tensorferry.formats.download import download, nothing_here
-from tensorferry.formats.opening import Opened, open_files
+from tensorferry.formats.opening import Opened, open_place
+from tensorferry.formats.places import place_of
+from tensorferry.formats.selection import Wanted
 from tensorferry.storage.joined import JoinedStorage
+from tensorferry.storage.object_uri import is_uri
 
 __all__ = ["NameFilter", "Source", "locate", "open_source", "open_sources", "sieve"]
 
@@ -33,10 +36,10 @@ NameFilter = Callable[[str], bool]
 class Source:
     """A place that weights come from.
 
-    model_or_path: a folder, a weight file, or a name on the Hub. revision: a branch, tag or commit there.
-    subfolder: where in it the weights are. prefix: put before every name, with its dot. fall_back_to_pt: whether torch
-    files will do where there are no safetensors. allow_patterns_overrides: file name patterns that choose the files in
-    place of names and index. variant: such as ``fp16``.
+    model_or_path: a folder, a weight file, an address such as ``s3://bucket/model``, or a name on the Hub.
+    revision: a branch, tag or commit there. subfolder: where in it the weights are. prefix: put before every name, with
+    its dot. fall_back_to_pt: whether torch files will do where there are no safetensors. allow_patterns_overrides: file
+    name patterns that choose the files in place of names and index. variant: such as ``fp16``.
     """
 
     model_or_path: str | os.PathLike[str]
@@ -54,11 +57,14 @@ class Source:
             )
 
 
-def locate(source: Source, config: LoadConfig, load_format: str) -> Path:
-    """Return the folder or file of `source` on this machine; what is not here is fetched from the Hub, weights only.
+def locate(source: Source, config: LoadConfig, load_format: str) -> str | Path:
+    """Return the folder or file of `source` on this machine, or its address; what is neither is fetched from the Hub,
+    weights only.
 
     Raises LocateError, AccessDenied, ConfigError: see `download`.
     """
+    if isinstance(source.model_or_path, str) and is_uri(source.model_or_path):
+        return source.model_or_path
     path = Path(source.model_or_path).expanduser()
     if path.exists() or path.is_symlink():
         return path
@@ -88,19 +94,20 @@ def open_source(
     originals: bool = False,
 ) -> Opened:
     """Return what `source` holds, located and opened; the last two as in `open_files`."""
-    path = locate(source, config, load_format)
-    return open_files(
-        path,
-        load_format=load_format,
-        subfolder=source.subfolder,
-        variant=source.variant,
-        allow_patterns=source.allow_patterns_overrides,
-        ignore_patterns=() if path.is_file() else config.ignore_patterns,
-        links_to=folders("links_to", config.links_to),
-        allow_pickle=source.fall_back_to_pt,
-        originals=originals,
-        encryption_keyfile=encryption_keyfile,
+    wanted = Wanted(
+        load_format,
+        source.subfolder or "",
+        source.variant,
+        source.allow_patterns_overrides,
+        config.ignore_patterns,
+        source.fall_back_to_pt,
     )
+    keyfile = None if encryption_keyfile is None else os.fspath(encryption_keyfile)
+    path, links_to = locate(source, config, load_format), folders("links_to", config.links_to)
+    place = place_of(path, subfolder=source.subfolder, links_to=links_to)
+    if place.name is not None:
+        wanted = replace(wanted, ignore_patterns=())
+    return open_place(place, wanted, originals=originals, keyfile=keyfile)
 
 
 def open_sources(

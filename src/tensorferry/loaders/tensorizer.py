@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import posixpath
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from tensorferry.core.amounts import few, human_bytes
 from tensorferry.core.ruleset import RuleSet
 from tensorferry.core.target import Target, TargetTensor
 from tensorferry.errors import ConfigError, LocateError, shown
+from tensorferry.formats.places import place_of
 from tensorferry.formats.tensorizer_hashes import verify_hashes
 from tensorferry.loaders import building, sources
 from tensorferry.loaders.default import DefaultModelLoader
@@ -26,6 +29,7 @@ from tensorferry.loaders.strategies import halved
 from tensorferry.modules.describe import describe, places
 from tensorferry.modules.finalize import hooked_modules
 from tensorferry.report import Report
+from tensorferry.storage.object_uri import is_uri
 from tensorferry.timing import timed
 
 __all__ = ["TensorizerLoader", "TensorizerOptions"]
@@ -33,7 +37,6 @@ __all__ = ["TensorizerLoader", "TensorizerOptions"]
 _FILE = "model.tensors"
 _RANK = re.compile(r"%0(\d)d")
 _ANY_NUMBER = re.compile(r"%\d*d")
-_SCHEME = re.compile(r"[A-Za-z][\w+.-]*://")
 _MARKER = "vllm_tensorized_marker"
 """A tensor by which vLLM tells files of its own, whose weights have been post-processed."""
 
@@ -42,10 +45,11 @@ _MARKER = "vllm_tensorized_marker"
 class TensorizerOptions:
     """Where the file is, and how it is read. Checked when it is made; raises ConfigError.
 
-    tensorizer_uri: the file; one of each rank where ``%03d`` stands for the tensor-parallel rank. tensorizer_dir: the
-    folder of ``model.tensors``. Without either, ``ModelConfig.model`` says it, and it says in any case where a
-    config.json is. verify_hash: compare the hashes in the file before anything is loaded, which reads it once more.
-    num_readers: reader threads, as ``LoadConfig.threads``. encryption_keyfile: a file with the key, or the passphrase.
+    tensorizer_uri: the file, or its address; one of each rank where ``%03d`` stands for the tensor-parallel rank.
+    tensorizer_dir: the folder of ``model.tensors``. Without either, ``ModelConfig.model`` says it, and it says in any
+    case where a config.json is. verify_hash: compare the hashes in the file before anything is loaded, which reads it
+    once more. num_readers: reader threads, as ``LoadConfig.threads``. encryption_keyfile: a file with the key, or the
+    passphrase.
     """
 
     tensorizer_uri: str | os.PathLike[str] | None = None
@@ -172,8 +176,6 @@ class TensorizerLoader(DefaultModelLoader):
     def _at(self, model_config: ModelConfig) -> ModelConfig:
         """Return `model_config` with the file of this rank as its model."""
         uri = self._uri(model_config)
-        if scheme := _SCHEME.match(uri):
-            raise ConfigError(f"{scheme[0]}…: only files on this machine and names on the Hub are read: fetch it first")
         if self.options.uri is None:
             return replace(model_config, model=_of_rank(uri, self.load_config.parallel))
         return replace(model_config, model=_of_rank(uri, self.load_config.parallel), subfolder=None, revision=None)
@@ -190,14 +192,14 @@ def _of_rank(uri: str, parallel: ParallelConfig) -> str:
     """
     numbers = _RANK.findall(uri)
     if not numbers:
-        if (odd := _ANY_NUMBER.search(uri)) and not Path(uri).expanduser().exists():
+        if (odd := _ANY_NUMBER.search(uri)) and not is_uri(uri) and not Path(uri).expanduser().exists():
             raise ConfigError(f"{shown(uri, 300)}: {odd[0]} is no number of the rank: write %03d, of so many digits")
         return uri
-    path = Path(uri).expanduser()
-    if len(numbers) > 1 or not _RANK.search(path.name):
+    folder, name = posixpath.split(uri if is_uri(uri) else str(Path(uri).expanduser()))
+    if len(numbers) > 1 or not _RANK.search(name):
         raise ConfigError(f"{shown(uri, 300)}: one %0Nd, in the name of the file, stands for the rank")
     width, mine, size = int(numbers[0]), parallel.tp_rank, parallel.tp_size
-    there = _ranks_beside(path, width)
+    there = _ranks_among(_names_in(folder), name, width)
     found = f"{shown(uri, 300)}: there are files of {_listed(there)}, for tp_size {len(there)}"
     if mine not in there:
         raise LocateError(
@@ -207,14 +209,20 @@ def _of_rank(uri: str, parallel: ParallelConfig) -> str:
         raise ConfigError(
             f"{found}, and tp_size is {size}: write them again for {size}, or load a file of the whole model"
         )
-    return str(path.with_name(_RANK.sub(f"{mine:0{width}}", path.name)))
+    return posixpath.join(folder, _RANK.sub(f"{mine:0{width}}", name))
 
 
-def _ranks_beside(path: Path, width: int) -> set[int]:
-    before, _, after = _RANK.split(path.name, maxsplit=1)
+def _names_in(folder: str) -> list[str]:
+    if not is_uri(folder):
+        return [file.name for file in Path(folder).iterdir()] if Path(folder).is_dir() else []
+    with closing(place_of(folder).storage) as storage:
+        return [file.path for file in storage.list()]
+
+
+def _ranks_among(names: Iterable[str], name: str, width: int) -> set[int]:
+    before, _, after = _RANK.split(name, maxsplit=1)
     pattern = re.compile(f"{re.escape(before)}([0-9]{{{width},}}){re.escape(after)}")
-    files = path.parent.iterdir() if path.parent.is_dir() else ()
-    found = (match[1] for file in files if (match := pattern.fullmatch(file.name)))
+    found = (match[1] for one in names if (match := pattern.fullmatch(one)))
     return {int(digits) for digits in found if digits == f"{int(digits):0{width}}"}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
@@ -11,11 +11,13 @@ __all__ = [
     "File",
     "Storage",
     "StorageKind",
+    "SupportsBringing",
     "SupportsDevice",
     "SupportsKind",
     "SupportsLease",
     "SupportsLocalPath",
     "SupportsMap",
+    "SupportsNested",
     "SupportsReadAhead",
     "SupportsRuns",
     "SupportsScatter",
@@ -187,6 +189,27 @@ class SupportsKind(Protocol):
         """Return which kind of storage the file at `path` lies on; see `tensorferry.core.cost`.
 
         Raises what opening the file for a read would raise.
+        """
+        ...
+
+
+@runtime_checkable
+class SupportsNested(Protocol):
+    """Storages that can be looked into one level further down."""
+
+    def nested(self) -> Sequence[str]:
+        """Return the paths of the files in sub-folders, such as ``sub/file``: no deeper, no dot files or folders."""
+        ...
+
+
+@runtime_checkable
+class SupportsBringing(Protocol):
+    """Storages far away, from which many short ranges come sooner if they are asked for at once."""
+
+    def bring(self, path: str, ranges: Iterable[tuple[int, int]]) -> None:
+        """Read ranges (offset, length) of `path`, some hundred bytes each, to be asked for next by `read_into`.
+
+        A hint: what does not come, or is beyond the end, is read when it is asked for. Raises what `stat` raises.
         """
         ...
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from tensorferry.errors import AccessDenied, LocateError, ReadError, UnsafeFile, shown
 from tensorferry.storage.base import File
 
-__all__ = ["Folder", "Identity", "identity_of", "refuse_irregular"]
+__all__ = ["Folder", "Identity", "identity_of", "refuse_irregular", "refuse_unplain"]
 
 Identity = tuple[int, ...]
 """(device, inode, size, mtime_ns) of a file."""
@@ -78,12 +78,20 @@ class Folder:
             raise located(error, shown(self.given, 300)) from None
         return [file for name in names if (file := self._listed(name)) is not None]
 
+    def nested(self) -> list[str]:
+        """Return the paths of the files one level below, without looking behind links or dots."""
+        try:
+            inner = sorted(entry.name for entry in Path(self._root).iterdir() if _is_plain_folder(entry))
+        except OSError as error:
+            raise located(error, shown(self.given, 300)) from None
+        return [f"{name}/{file}" for name in inner for file in _names_in(Path(self._root, name))]
+
     def resolve(self, path: str) -> tuple[str, os.stat_result]:
         """Return the real path of the regular file at `path`, free of links, and its stat.
 
         Raises UnsafeFile, LocateError, AccessDenied or ReadError, with the reason why it is not to be opened.
         """
-        self._refuse_escape(path)
+        refuse_unplain(path, self.label(path))
         full = posixpath.join(self._root, path)
         try:
             real = os.path.realpath(full)
@@ -123,14 +131,16 @@ class Folder:
             return None
         return File(name, info.st_size if modes.S_ISREG(info.st_mode) else 0, identity_of(info))
 
-    def _refuse_escape(self, path: str) -> None:
-        plain = path not in ("", ".") and posixpath.normpath(path) == path and path[0] != "/"
-        odd = "\0" in path or "\\" in path or ".." in path.split("/") or _SCHEME.match(path)
-        if not plain or odd or not _is_encodable(path):
-            raise UnsafeFile(
-                f"{self.label(path)}: is not a plain relative path; it may not be absolute, nor hold '..', '.', "
-                "empty parts, a backslash, NUL or a scheme"
-            )
+
+def refuse_unplain(path: str, label: str) -> None:
+    """Raise UnsafeFile where `path` is not a relative path that any system takes for the same. label: in messages."""
+    plain = path not in ("", ".") and posixpath.normpath(path) == path and path[0] != "/"
+    odd = "\0" in path or "\\" in path or ".." in path.split("/") or _SCHEME.match(path)
+    if not plain or odd or not _is_encodable(path):
+        raise UnsafeFile(
+            f"{label}: is not a plain relative path; it may not be absolute, nor hold '..', '.', "
+            "empty parts, a backslash, NUL or a scheme"
+        )
 
 
 def identity_of(info: os.stat_result) -> Identity:
@@ -194,6 +204,17 @@ def _link_target(full: str) -> str | None:
         return str(Path(full).readlink())
     except OSError:
         return None
+
+
+def _is_plain_folder(entry: Path) -> bool:
+    return not entry.name.startswith(".") and not entry.is_symlink() and entry.is_dir()
+
+
+def _names_in(folder: Path) -> list[str]:
+    try:
+        return sorted(entry.name for entry in folder.iterdir() if entry.name[0] != "." and not entry.is_dir())
+    except OSError:
+        return []  # what we may not look into is no hint
 
 
 def _is_encodable(path: str) -> bool:

@@ -38,7 +38,7 @@ class Counters:
 
 class LocalStorage:
     """The folder `root`, and its sub-folders, as a `Storage` that also `SupportsMap`, `SupportsScatter`,
-    `SupportsRuns`, `SupportsReadAhead`, `SupportsUncached`, `SupportsLease` and `SupportsKind`.
+    `SupportsRuns`, `SupportsReadAhead`, `SupportsUncached`, `SupportsLease`, `SupportsNested` and `SupportsKind`.
 
     Nothing outside the folder is opened, whatever a path or a link says; see `Folder` for the links of a hub cache.
     The folder itself may be a link. All methods may be called from several threads.
@@ -87,6 +87,10 @@ class LocalStorage:
         pipe, socket or device is listed with size 0. `stat` and reading refuse all of them by name.
         """
         return self._folder.files()
+
+    def nested(self) -> Sequence[str]:
+        """Return the paths of the files one level below; see `SupportsNested`."""
+        return self._folder.nested()
 
     def stat(self, path: str) -> File:
         """Return the regular file at `path` as it is now; nothing is opened.

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from tensorferry.storage.base import Storage, StorageKind, SupportsKind, SupportsRuns, SupportsScatter
+from tensorferry.errors import AccessDenied, LocateError
+from tensorferry.storage.base import (
+    File,
+    Storage,
+    StorageKind,
+    SupportsBringing,
+    SupportsKind,
+    SupportsNested,
+    SupportsRuns,
+    SupportsScatter,
+)
 
-__all__ = ["ReadInto", "kind_of", "read_bytes", "read_runs", "scatter"]
+__all__ = ["ReadInto", "bring", "is_there", "kind_of", "nested", "read_bytes", "read_runs", "scatter", "seen"]
 
 ReadInto = Callable[[str, int, memoryview], None]
 """Fills the view exactly from an offset of a path, or raises; `Storage.read_into` is one."""
@@ -15,6 +25,49 @@ ReadInto = Callable[[str, int, memoryview], None]
 def kind_of(storage: Storage, path: str) -> StorageKind:
     """Return the kind of storage that a file lies on: a local one where nobody says otherwise."""
     return storage.kind(path) if isinstance(storage, SupportsKind) else "local"
+
+
+def bring(storage: Storage, path: str, ranges: Iterable[tuple[int, int]]) -> None:
+    """Have short ranges (offset, length) of `path` brought near, where that is worth the while."""
+    if isinstance(storage, SupportsBringing):
+        storage.bring(path, ranges)
+
+
+def is_there(storage: Storage, path: str) -> bool:
+    """Whether there is a file at `path`. Raises AccessDenied, and what else `stat` raises of one that is there."""
+    try:
+        storage.stat(path)
+    except AccessDenied:
+        raise
+    except LocateError:
+        return False
+    return True
+
+
+def nested(storage: Storage) -> Sequence[str]:
+    """Return the paths of the files one level below; none where `storage` cannot tell, or may not."""
+    try:
+        return storage.nested() if isinstance(storage, SupportsNested) else ()
+    except AccessDenied:
+        return ()
+
+
+def seen(storage: Storage, guesses: Iterable[str] = ()) -> Sequence[File]:
+    """Return the files directly in `storage`; those of `guesses` that are there where it may not be listed.
+
+    Who may not list is not told by some stores whether a file is absent or forbidden: neither is there then.
+    """
+    try:
+        return storage.list()
+    except AccessDenied:
+        return [file for path in guesses if (file := _guessed(storage, path)) is not None]
+
+
+def _guessed(storage: Storage, path: str) -> File | None:
+    try:
+        return storage.stat(path)
+    except LocateError:
+        return None
 
 
 def read_bytes(storage: Storage, path: str, offset: int, length: int) -> bytes:

@@ -33,12 +33,15 @@ class UnfitConfig(FormatError, ConfigError):
 
 
 class ConfigFile:
-    """The config.json of a checkpoint as plain data, already refused where it asks for what is not done here."""
+    """The config.json of a checkpoint as plain data, already refused where it asks for what is not done here.
 
-    def __init__(self, folder: Path) -> None:
+    where: what messages call it, if not by its place in `folder`.
+    """
+
+    def __init__(self, folder: Path, where: str | None = None) -> None:
         self.folder = folder
-        self.path = folder / "config.json"
-        self.data = _read(self.path)
+        self.path = where or str(folder / "config.json")
+        self.data = _read(folder / "config.json", self.path)
         self._refuse_quantization()
 
     def _refuse_quantization(self) -> None:
@@ -52,7 +55,7 @@ class ConfigFile:
 
     def refuse_impossible(self, catalogue: Catalogue) -> None:
         """Raise ConfigError where building the model would take time or memory that no such checkpoint can fill."""
-        refuse_impossible(self.data, catalogue, str(self.path))
+        refuse_impossible(self.data, catalogue, self.path)
 
     @property
     def custom_code(self) -> Mapping[str, str]:
@@ -79,19 +82,19 @@ def _impossible(where: str, key: str, value: int, why: str) -> UnfitConfig:
     return UnfitConfig(f"{where} asks for {shown(key)} = {value:,}, {why}: correct it, nothing was built")
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, where: str) -> dict[str, Any]:
     if not path.is_file():
-        raise LocateError(f"{path} is missing: it says which class the weights are of; give auto_class and config")
+        raise LocateError(f"{where} is missing: it says which class the weights are of; give auto_class and config")
     if path.stat().st_size > MAX_BYTES:
-        raise CorruptFile(f"{path} has {path.stat().st_size:,} bytes: no config.json is larger than {MAX_BYTES:,}")
+        raise CorruptFile(f"{where} has {path.stat().st_size:,} bytes: no config.json is larger than {MAX_BYTES:,}")
     try:
         data = json.loads(path.read_bytes())
     except OSError as error:
-        raise located(error, shown(str(path), 300)) from None
+        raise located(error, shown(where, 300)) from None
     except (ValueError, RecursionError) as error:
-        raise CorruptFile(f"{path} is no JSON: {error}") from None
+        raise CorruptFile(f"{where} is no JSON: {error}") from None
     if not isinstance(data, dict):
-        raise CorruptFile(f"{path}: a JSON object is expected, found a {type(data).__name__}")
+        raise CorruptFile(f"{where}: a JSON object is expected, found a {type(data).__name__}")
     return data
 
 

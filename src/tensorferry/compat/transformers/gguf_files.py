@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from tensorferry.compat.gguf.configs import SMALL_TENSORS, infer_config
@@ -14,7 +13,7 @@ from tensorferry.core.dtypes import Kind
 from tensorferry.errors import ConfigError, PlanError, shown
 from tensorferry.execute.simple import read_entry
 from tensorferry.formats.gguf_header import read_metadata
-from tensorferry.storage.local import LocalStorage
+from tensorferry.storage.base import Storage
 
 __all__ = ["config_from_file", "differences", "inferred", "is_gguf"]
 
@@ -26,22 +25,21 @@ def is_gguf(catalogue: Catalogue) -> bool:
     return catalogue.format == "gguf"
 
 
-def inferred(folder: Path, catalogue: Catalogue) -> InferredConfig:
-    """Return the configuration that the GGUF file behind `catalogue`, in `folder`, has. Reads its header again.
+def inferred(storage: Storage, catalogue: Catalogue) -> InferredConfig:
+    """Return the configuration that the GGUF file behind `catalogue`, in `storage`, has. Reads its header again.
 
     Raises PlanError for a file without tensors, ConfigError for an architecture that is not known, FormatError.
     """
     first = catalogue.files[0]
     if not catalogue:
-        raise PlanError(f"{folder / first}: no tensors (vocabulary only?)")
-    with LocalStorage(folder) as storage:
-        metadata = read_metadata(storage, storage.stat(first))
-        small = [catalogue[name] for name in SMALL_TENSORS if name in catalogue]
-        values = {entry.name: _values(storage, entry) for entry in small}
+        raise PlanError(f"{storage.uri}/{first}: no tensors (vocabulary only?)")
+    metadata = read_metadata(storage, storage.stat(first))
+    small = [catalogue[name] for name in SMALL_TENSORS if name in catalogue]
+    values = {entry.name: _values(storage, entry) for entry in small}
     return infer_config(metadata, catalogue, values)
 
 
-def _values(storage: LocalStorage, entry: TensorEntry) -> Sequence[float]:
+def _values(storage: Storage, entry: TensorEntry) -> Sequence[float]:
     if len(entry.shape) != 1 or entry.shape[0] > _MOST_FREQUENCIES or entry.dtype.kind is not Kind.FLOAT:
         what = f"{entry.dtype} {list(entry.shape)}"
         raise ConfigError(f"{entry.name}: a vector of at most {_MOST_FREQUENCIES} numbers is expected, found {what}")

@@ -7,7 +7,6 @@ import json
 import os
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, overload
 
 import torch
@@ -29,15 +28,18 @@ from tensorferry.compat.transformers.own_configs import brings_config, own_confi
 from tensorferry.config import ParallelConfig, ReadOptions
 from tensorferry.core.catalogue import Catalogue
 from tensorferry.core.plan import Strictness
-from tensorferry.errors import ConfigError, LocateError, shown
+from tensorferry.errors import ConfigError, shown
 from tensorferry.execute.exchange import Party, sharing, told_of
 from tensorferry.execute.threaded import ThreadedExecutor
 from tensorferry.formats.download import local_path
+from tensorferry.formats.side_files import Described, described
 from tensorferry.modules.describe import places
 from tensorferry.modules.surroundings import usable_device
 from tensorferry.parallel import Agreement
 from tensorferry.progress import SILENT, Progress, progress_of
 from tensorferry.report import Report
+from tensorferry.storage.base import Storage
+from tensorferry.storage.object_uri import is_uri
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -103,8 +105,9 @@ def load_model(
 ) -> PreTrainedModel | tuple[PreTrainedModel, Report]:
     """Return the model that `path` describes, built by transformers and filled from its weights.
 
-    `path` is a folder with config.json and weights, or a GGUF file, or a folder with one, or the name of a repository
-    on the Hub (``owner/model``; `revision` is a branch, tag or commit of it), of which only what is needed is fetched.
+    `path` is a folder with config.json and weights, or a GGUF file, or a folder with one, or the address of any of
+    these (``s3://bucket/model``), or the name of a repository on the Hub (``owner/model``; `revision` is a branch, tag
+    or commit of it), of which only what is needed is fetched.
     The configuration of a GGUF file is made of its metadata, that of Meta's and Mistral's consolidated files of their
     params.json, unless a config.json lies beside; the report says what is inferred or assumed.
 
@@ -190,54 +193,52 @@ def build_model(
     config: Any = None,
     name: str | None = None,
 ) -> tuple[nn.Module, tuple[str, ...]]:
-    """Return the model that the folder `path` describes, empty and on meta, and what the user should be told of it.
+    """Return the model that the folder or address `path` describes, empty and on meta, and what is to be told of it.
 
     name: what the configuration says where the model is from, by default `path`. catalogue: what its weights hold, to
     refuse a configuration that cannot be theirs, and for a dtype that nothing names. The other options and the errors
     are those of `load_model`.
     """
-    folder = _folder(path, subfolder)
-    config, file, told = _configured(folder, catalogue, config, auto_class, trust_remote_code=trust_remote_code)
-    kind = chosen_class(config, file, auto_class, trust_remote_code=trust_remote_code)
-    dtype, notes = chosen_dtype(dtype, config, catalogue)
-    config.name_or_path = os.fspath(path) if name is None else name
-    model = build(kind, config, dtype)
-    internals.adopt_generation_config(model, os.fspath(folder), trust_remote_code=trust_remote_code)
+    with described(path, subfolder) as beside:
+        config, file, told = _configured(beside, catalogue, config, auto_class, trust_remote_code=trust_remote_code)
+        kind = chosen_class(config, file, auto_class, trust_remote_code=trust_remote_code)
+        dtype, notes = chosen_dtype(dtype, config, catalogue)
+        config.name_or_path = _told(os.fspath(path) if name is None else name)
+        model = build(kind, config, dtype)
+        internals.adopt_generation_config(model, os.fspath(beside.folder), trust_remote_code=trust_remote_code)
     return model, (*told, *notes)
 
 
+def _told(place: str) -> str:
+    """Return where a model is from as it may be written down: without what signs an address."""
+    return shown(place, len(place) + 1) if is_uri(place) else place
+
+
 def _configured(
-    folder: Path, catalogue: Catalogue, config: Any, auto_class: type | str | None, *, trust_remote_code: bool
+    beside: Described, catalogue: Catalogue, config: Any, auto_class: type | str | None, *, trust_remote_code: bool
 ) -> tuple[Any, ConfigFile | None, tuple[str, ...]]:
     """Return the configuration, the file that it is from, and what to tell: as given, of config.json, or its own."""
-    if config is None and not (folder / "config.json").is_file() and brings_config(folder, catalogue):
-        own = own_config(folder, catalogue)
+    folder, storage = beside
+    if config is None and not (folder / "config.json").is_file() and brings_config(storage, catalogue):
+        own = own_config(storage, catalogue)
         refuse_impossible(own.found.config, catalogue, own.where)
         return config_from_file(own.found), None, own.notes
-    file = ConfigFile(folder) if config is None else None
+    file = ConfigFile(folder, f"{storage.uri}/config.json") if config is None else None
     if file is not None:
         file.refuse_impossible(catalogue)
         config = loaded_config(file, auto_class, trust_remote_code=trust_remote_code)
     else:
         config = copy.deepcopy(config)
-    return config, file, _disagreements(folder, catalogue, config)
+    return config, file, _disagreements(storage, catalogue, config)
 
 
-def _disagreements(folder: Path, catalogue: Catalogue, config: Any) -> tuple[str, ...]:
-    if not brings_config(folder, catalogue):
+def _disagreements(storage: Storage, catalogue: Catalogue, config: Any) -> tuple[str, ...]:
+    if not brings_config(storage, catalogue):
         return ()
     try:
-        return differences(config, own_config(folder, catalogue).found)
+        return differences(config, own_config(storage, catalogue).found)
     except ConfigError:  # the file is of an architecture of which only the one who gave the configuration knows more
         return ()
-
-
-def _folder(path: str | os.PathLike[str], subfolder: str | None) -> Path:
-    """Return the folder of config.json: `path`, or where the file `path` lies."""
-    given = Path(path)
-    if not given.exists():
-        raise LocateError(f"{os.fspath(path)}: there is no such file or folder")
-    return (given if given.is_dir() else given.parent) / (subfolder or "")
 
 
 def build(kind: type[nn.Module], config: Any, dtype: torch.dtype) -> nn.Module:

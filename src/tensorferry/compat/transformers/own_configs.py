@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NamedTuple
 
 from tensorferry.compat.consolidated.configs import infer_config
@@ -13,7 +12,8 @@ from tensorferry.compat.translation import InferredConfig
 from tensorferry.core.catalogue import Catalogue
 from tensorferry.errors import shown
 from tensorferry.formats.params_json import PARAMS_FILE, read_params
-from tensorferry.storage.local import LocalStorage
+from tensorferry.storage.base import Storage
+from tensorferry.storage.reading import is_there
 
 __all__ = ["OwnConfig", "brings_config", "own_config"]
 
@@ -26,23 +26,22 @@ class OwnConfig(NamedTuple):
     notes: tuple[str, ...]
 
 
-def brings_config(folder: Path, catalogue: Catalogue) -> bool:
-    """Whether the checkpoint behind `catalogue`, in `folder`, says of its model what config.json would."""
-    return gguf_files.is_gguf(catalogue) or (has_native_names(catalogue) and (folder / PARAMS_FILE).is_file())
+def brings_config(storage: Storage, catalogue: Catalogue) -> bool:
+    """Whether the checkpoint behind `catalogue`, in `storage`, says of its model what config.json would."""
+    return gguf_files.is_gguf(catalogue) or (has_native_names(catalogue) and is_there(storage, PARAMS_FILE))
 
 
-def own_config(folder: Path, catalogue: Catalogue) -> OwnConfig:
+def own_config(storage: Storage, catalogue: Catalogue) -> OwnConfig:
     """Return what a checkpoint that `brings_config` says.
 
     Raises ConfigError for a model that is not known here, PlanError for a file without tensors, FormatError.
     """
     if gguf_files.is_gguf(catalogue):
-        found = gguf_files.inferred(folder, catalogue)
-        return OwnConfig(found, str(folder / catalogue.files[0]), found.notes)
-    with LocalStorage(folder) as storage:
-        params = read_params(storage)
+        found = gguf_files.inferred(storage, catalogue)
+        return OwnConfig(found, f"{storage.uri}/{catalogue.files[0]}", found.notes)
+    params = read_params(storage)
     assert params is not None
     found = infer_config(params, catalogue)
     unknown = unread(params)
     told = (f"{PARAMS_FILE} says {', '.join(map(shown, unknown))}, which is not known here and not used",)
-    return OwnConfig(found, str(folder / PARAMS_FILE), (*found.notes, *(told if unknown else ())))
+    return OwnConfig(found, f"{storage.uri}/{PARAMS_FILE}", (*found.notes, *(told if unknown else ())))

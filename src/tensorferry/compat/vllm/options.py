@@ -27,7 +27,7 @@ _STRATEGIES = ("lazy", "eager", "prefetch")
 class VllmOptions:
     """What ``model_loader_extra_config`` may hold. Checked when it is made; raises ConfigError.
 
-    weights: where the weights of the served model are, a folder or file, if not with its configuration: a GGUF file.
+    weights: where the weights of the served model are, if not with its configuration: a folder, a file, an address.
     format: which files count, as `load_format` elsewhere. strategy, threads, own_loader, links_to, read, strictness:
     as in `tensorferry.LoadConfig`; the last two are mappings.
     """

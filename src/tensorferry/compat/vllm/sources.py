@@ -10,10 +10,10 @@ from torch import nn
 from tensorferry.checkpoint import Checkpoint
 from tensorferry.compat.vllm import engine
 from tensorferry.config import LoadConfig
-from tensorferry.errors import ConfigError
 from tensorferry.loaders.sources import Source, open_sources
 from tensorferry.loaders.strategies import halved
 from tensorferry.loaders.translating import translate
+from tensorferry.storage.object_uri import is_uri
 
 __all__ = ["open_for", "sources_of"]
 
@@ -41,10 +41,8 @@ def open_for(sources: list[Source], config: LoadConfig) -> Checkpoint:
 
 def _place(model_config: Any) -> str:
     elsewhere = getattr(model_config, "model_weights", "") or ""
-    if "://" in elsewhere:
-        raise ConfigError(f"{elsewhere}: load format tensorferry reads folders, files and the Hub; fetch it first")
     name = str(elsewhere or model_config.model)
-    if Path(name).exists():
+    if is_uri(name) or Path(name).exists():
         return name
     return engine.from_modelscope(name, model_config.revision) or name
 
