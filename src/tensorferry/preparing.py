@@ -23,7 +23,7 @@ from tensorferry.formats.merge import same_values
 from tensorferry.formats.quantized_parts import QUANTIZED_BY
 from tensorferry.modules.adapters import Adapted, Derive, adapt
 from tensorferry.modules.describe import describe, places
-from tensorferry.modules.distributed import memory_of
+from tensorferry.modules.distributed import ORDINARY, memory_of
 from tensorferry.modules.finalize import derive_buffers
 from tensorferry.modules.tie import settle_ties
 from tensorferry.problems import Problem
@@ -150,4 +150,6 @@ def refuse_misfit(prepared: Prepared, model: nn.Module | None = None) -> None:
         hints = "".join(f"\n  {hint}" for hint in (prepared.hint, *told) if hint)
         raise PlanError(f"{shown(checkpoint.uri, 300)}: {empty}{error}{hints}", error.problems) from None
     if model is not None:
-        refuse_unwritable(prepared.plan, {place.name: memory_of(place.tensor) for place in places(model)})
+        found = {place.name: place.tensor for place in places(model)}
+        memory = {name: t if type(t) in ORDINARY else memory_of(t) for name, t in found.items()}
+        refuse_unwritable(prepared.plan, memory)

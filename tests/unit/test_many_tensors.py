@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.tensor
 from safetensors.torch import save_file
 from torch import nn
 

@@ -246,6 +246,7 @@ def test_many_loads_leave_no_thread_descriptor_or_map(tmp_path: Path) -> None:
         load(empty(), tmp_path, options=ReadOptions(**options))
 
     once()
+    gc.collect()  # what other tests have left, so that it does not go meanwhile
     before = held()
     for _ in range(10):
         once(direct="always")

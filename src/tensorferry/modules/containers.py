@@ -1,13 +1,14 @@
 """Containers that hang on modules and parameters: what lies in them, copies of them, and putting them back.
 
-What classes derived from dict, list and the like make of their methods is passed by, so no code of theirs runs.
+What classes derived from dict, list and the like make of their methods is passed by, so no code of theirs runs; nor is
+any object asked what it is, which a weak reference answers for another.
 """
 
 from __future__ import annotations
 
 import copy
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from functools import lru_cache, partial
 from itertools import chain, zip_longest
 from operator import is_
@@ -25,6 +26,8 @@ __all__ = [
     "copied",
     "held_in",
     "inside_function",
+    "is_a",
+    "is_empty",
     "items_in",
     "leaves",
     "refill",
@@ -38,6 +41,11 @@ _STANDARD = frozenset({dict, list, set, OrderedDict, defaultdict, Counter, deque
 """What a copy can be made of that is the same in all."""
 _FIXED = (tuple, frozenset)
 _DEEPEST = 20
+
+
+def is_a(value: Any, kinds: type | tuple[type, ...]) -> bool:
+    """Whether the class of `value` itself, and not what it says of it, is one of `kinds` or derived from them."""
+    return issubclass(type(value), kinds)
 
 
 class Remembered(NamedTuple):
@@ -70,19 +78,25 @@ class Remembered(NamedTuple):
             refill(self.container, self.items)
 
 
-def _found_base(kind: type) -> type | None:
+@lru_cache(maxsize=1024)
+def _known_base(kind: Hashable) -> type | None:
+    assert isinstance(kind, type)
     return next((base for base in (OrderedDict, dict, list, set, deque) if issubclass(kind, base)), None)
 
 
-_base: Callable[[Any], type | None] = lru_cache(maxsize=1024)(_found_base)
-"""Returns the class whose methods hold what is in such a container; None for what is none, or cannot change."""
+def _base(kind: Any) -> type | None:
+    """Return the class whose methods hold what is in such a container; None for what is none, or cannot change."""
+    try:
+        return _known_base(kind)
+    except TypeError:  # of a class that cannot be hashed nothing is known
+        return None
 
 
 def items_in(value: Any) -> Any:
     """Return what is in a container now: as a dict, list or set, or `value` if it cannot change; None if it is none."""
     if _base(type(value)) is not None:
         return _items(value)
-    return value if isinstance(value, _FIXED) else None
+    return value if is_a(value, _FIXED) else None
 
 
 def _items(container: Any) -> Any:
@@ -116,7 +130,7 @@ def within(held: Any, value: Any) -> Any:
     if kind is tuple and len(held) == len(value):
         items = tuple(map(within, held, value))
         return held if all(map(is_, items, held)) else items
-    if kind not in _STANDARD:
+    if _base(kind) is None or kind not in _STANDARD or not all(map(is_, _kept_beside(held), _kept_beside(value))):
         return copied(value)
     now = _items(held)
     if isinstance(value, dict):
@@ -126,6 +140,11 @@ def within(held: Any, value: Any) -> Any:
     else:
         refill(held, [within(old, item) for old, item in zip_longest(now, value)][: len(value)])
     return held
+
+
+def _kept_beside(container: Any) -> tuple[Any, Any]:
+    """Return what a container has besides what is in it: how much it takes, and what it makes for new keys."""
+    return getattr(container, "maxlen", None), getattr(container, "default_factory", None)
 
 
 def copied(value: Any) -> Any:
@@ -143,7 +162,7 @@ def _anew(value: Any, items_of: Callable[[Any], Any], depth: int) -> Any:
         return value
     if type(value) in _FIXED:
         return type(value)(_anew(item, items_of, depth - 1) for item in value)
-    if type(value) not in _STANDARD:
+    if _base(type(value)) is None or type(value) not in _STANDARD:
         return value
     items = items_of(value)
     new = copy.copy(value)
@@ -154,12 +173,9 @@ def _anew(value: Any, items_of: Callable[[Any], Any], depth: int) -> Any:
     return new
 
 
-def _found_to_hold(kind: type) -> bool:
+def _may_hold(kind: Any) -> bool:
+    """Whether containers lie in what is of this class, or it is one."""
     return kind is tuple or _base(kind) is not None
-
-
-_may_hold: Callable[[Any], bool] = lru_cache(maxsize=1024)(_found_to_hold)
-"""Whether containers lie in what is of this class, or it is one."""
 
 
 def contained(values: Iterable[Any]) -> Iterator[Any]:
@@ -174,9 +190,14 @@ def contained(values: Iterable[Any]) -> Iterator[Any]:
         kind = type(value)
         if kind is not tuple:
             yield value
-        if value:
-            inner = value if kind in _STANDARD or kind is tuple else _items(value)
+        inner = value if kind is tuple or kind in _STANDARD else _items(value)
+        if inner:
             left.extend(i for i in (inner.values() if isinstance(inner, dict) else inner) if _may_hold(type(i)))
+
+
+def is_empty(container: Any) -> bool:
+    """Whether nothing is in a container; of one of a class of its own that is not said."""
+    return type(container) in _STANDARD and not container
 
 
 def leaves(value: Any, depth: int = _DEEPEST) -> Iterator[Any]:
@@ -185,12 +206,13 @@ def leaves(value: Any, depth: int = _DEEPEST) -> Iterator[Any]:
     One of a class that is not Python's own comes as well, before what lies in it.
     """
     kind = type(value)
-    if depth == 0 or not (_base(kind) is not None or isinstance(value, _FIXED)):
+    is_fixed = issubclass(kind, _FIXED)
+    if depth == 0 or not (_base(kind) is not None or is_fixed):
         yield value
         return
-    if kind not in _STANDARD and not isinstance(value, _FIXED):
+    if not is_fixed and kind not in _STANDARD:
         yield value
-    items = value if isinstance(value, _FIXED) else _items(value)
+    items = value if is_fixed else _items(value)
     for item in chain(items, items.values()) if isinstance(items, dict) else items:
         yield from leaves(item, depth - 1)
 
@@ -200,27 +222,37 @@ def held_in(value: Any) -> Iterator[torch.Tensor | nn.Module]:
 
     In nested containers, as attributes of other objects there, or in what functions there keep for their calls.
     """
-    for leaf in _with_inner(value, set()):
-        if isinstance(leaf, torch.Tensor | nn.Module):
+    for leaf in _with_inner(value):
+        if is_a(leaf, (torch.Tensor, nn.Module)):
             yield leaf
-        elif isinstance(inner := getattr(leaf, "__dict__", None), dict) and not isinstance(leaf, type):
-            yield from (item for item in leaves(inner) if isinstance(item, torch.Tensor | nn.Module))
+        elif not is_a(leaf, type):
+            yield from (item for item in leaves(_attributes_of(leaf)) if is_a(item, (torch.Tensor, nn.Module)))
 
 
-def _with_inner(value: Any, known: set[int]) -> Iterator[Any]:
+def _attributes_of(thing: Any) -> Any:
+    """Return the attributes that an object keeps, without a word from its class."""
+    try:
+        return object.__getattribute__(thing, "__dict__")
+    except Exception:  # noqa: BLE001 - a property of that name may raise anything
+        return None
+
+
+def _with_inner(value: Any) -> Iterator[Any]:
     """Yield what lies in `value`, and in functions there, and in functions that those keep."""
-    for leaf in leaves(value):
-        yield leaf
-        if isinstance(leaf, FUNCTIONS) and id(leaf) not in known:
-            known.add(id(leaf))
-            yield from _with_inner(inside_function(leaf), known)
+    left, known = [value], set[int]()
+    while left:
+        for leaf in leaves(left.pop()):
+            yield leaf
+            if is_a(leaf, FUNCTIONS) and id(leaf) not in known:
+                known.add(id(leaf))
+                left.append(inside_function(leaf))
 
 
 def inside_function(function: Any) -> tuple[Any, ...]:
     """Return what one of `FUNCTIONS` keeps for its calls: arguments, and variables of the function around it."""
-    if isinstance(function, MethodType):
+    if is_a(function, MethodType):
         return function.__self__, function.__func__
-    if isinstance(function, partial):
+    if is_a(function, partial):
         return function.func, function.args, function.keywords
     return function.__defaults__, function.__kwdefaults__, *map(_cell, function.__closure__ or ())
 

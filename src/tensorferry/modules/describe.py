@@ -131,7 +131,7 @@ def _walk(prefix: str, module: nn.Module, found: list[tuple[str, nn.Module]]) ->
         return
     found.append((prefix, module))
     for name, child in module._modules.items():
-        if child is not None:
+        if child is not None and issubclass(type(child), nn.Module):  # a weak reference to one says that it is, too
             _walk(f"{prefix}{name}.", child, found)
 
 

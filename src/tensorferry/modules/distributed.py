@@ -127,7 +127,7 @@ def refuse_wrapper(name: str, tensor: torch.Tensor) -> None:
 def device_of_mesh(tensors: Iterable[torch.Tensor]) -> torch.device | None:
     """Return the device that the mesh of the first DTensor on meta among `tensors` gives a rank, None for the CPU."""
     for tensor in tensors if dtensor_class() is not None else ():
-        if is_dtensor(tensor) and tensor.is_meta:
+        if type(tensor) not in ORDINARY and is_dtensor(tensor) and tensor.is_meta:
             kind: str = spec_of(tensor).mesh.device_type
             return None if kind in ("cpu", "meta") else torch.device(kind, _current(kind))
     return None

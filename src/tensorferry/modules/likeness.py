@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tensorferry.modules.containers import FUNCTIONS, held_in, inside_function, items_in
+from tensorferry.modules.containers import FUNCTIONS, held_in, inside_function, is_a, items_in
 from tensorferry.modules.describe import ORDINARY, walked_once
 from tensorferry.modules.recorder import Memory, Recorder, geometry, key_of
 from tensorferry.modules.snapshot import attribute_tensors
@@ -19,6 +19,7 @@ from tensorferry.modules.snapshot import attribute_tensors
 __all__ = ["Likeness"]
 
 _VALUES = (bool, int, str, bytes, Enum, NoneType, torch.dtype, torch.device, torch.Size)
+_DEEPEST = 50
 _THEMSELVES = (type, BuiltinFunctionType, CodeType)
 
 
@@ -45,44 +46,45 @@ class Likeness:
     def of(self, value: Any) -> object:
         """Return what is equal for the same things of the model, and for new ones that were made in the same way.
 
-        Other objects are told apart by their class, and by the tensors and modules in them.
+        Other objects are told apart by their class, and by the tensors and modules in them; what lies very deep is not.
         """
-        return self._of(value, {})
+        return self._of(value, {}, _DEEPEST)
 
-    def _of(self, value: Any, known: dict[int, int]) -> object:
-        if isinstance(value, torch.Tensor):
+    def _of(self, value: Any, known: dict[int, int], depth: int) -> object:
+        if is_a(value, torch.Tensor):
             return self._of_tensor(value)
-        if isinstance(value, _VALUES):
+        if is_a(value, _VALUES):
             return type(value), value
-        if isinstance(value, float | complex):
+        if is_a(value, (float, complex)):
             return repr(value)  # one that is no number is equal to itself so
-        if isinstance(value, _THEMSELVES):
+        if is_a(value, _THEMSELVES):
             return value
-        if isinstance(value, nn.Module) and value in self._there:
+        if depth == 0:
+            return type(value), "what is in it lies too deep"
+        if is_a(value, nn.Module) and value in self._there:
             return "there", id(value)
-        if isinstance(value, tuple | frozenset):  # Python may have equal ones be the same object, or not
-            return self._of_inner(value, known)
-        if id(value) in known:
-            return "again", known[id(value)]
-        known[id(value)] = len(known)
-        return self._of_inner(value, known)
+        if not is_a(value, (tuple, frozenset)):  # Python may have equal ones of these be the same object, or not
+            if id(value) in known:
+                return "again", known[id(value)]
+            known[id(value)] = len(known)
+        return type(value), *self._inside(value, known, depth - 1)
 
-    def _of_inner(self, value: Any, known: dict[int, int]) -> object:
-        """Return the class of what holds other things, and these."""
+    def _inside(self, value: Any, known: dict[int, int], depth: int) -> tuple[object, ...]:
+        """Return what is in something that holds other things."""
         items = items_in(value)
         if isinstance(items, dict):
-            if isinstance(value, OrderedDict) and all(type(key) is int for key in items):
+            if is_a(value, OrderedDict) and all(type(key) is int for key in items):
                 items = dict(enumerate(items.values()))  # hooks, to which torch gives other numbers each time
-            return type(value), [(self._of(key, known), self._of(item, known)) for key, item in items.items()]
+            return tuple((self._of(key, known, depth), self._of(item, known, depth)) for key, item in items.items())
         if isinstance(items, set | frozenset):
-            return type(value), sorted(repr(self._of(item, known)) for item in items)
-        if isinstance(value, nn.Module):
-            return type(value), self._of(vars(value), known)
-        if isinstance(value, FUNCTIONS):
-            code = value.__code__ if isinstance(value, FunctionType) else None
-            return type(value), code, [self._of(item, known) for item in inside_function(value)]
+            return tuple(sorted(repr(self._of(item, known, depth)) for item in items))
+        if is_a(value, nn.Module):
+            return (self._of(vars(value), known, depth),)
+        if is_a(value, FUNCTIONS):
+            code = value.__code__ if is_a(value, FunctionType) else None
+            return code, *(self._of(item, known, depth) for item in inside_function(value))
         inner = held_in([value]) if items is None else items
-        return type(value), [self._of(item, known) for item in inner]
+        return tuple(self._of(item, known, depth) for item in inner)
 
     def _of_tensor(self, tensor: torch.Tensor) -> object:
         what = type(tensor), tensor.dtype, tuple(tensor.shape), tensor.layout

@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from tensorferry.modules.containers import Remembered, as_was, contained, copied, leaves, refill, within
+from tensorferry.modules.containers import Remembered, as_was, contained, copied, is_a, is_empty, leaves, refill, within
 from tensorferry.modules.describe import walked_once
 
 __all__ = ["Change", "IsFixed", "Setting", "Snapshot", "attribute_tensors"]
 
 _SIMPLE = (bool, int, float, complex, str, bytes, Enum, torch.dtype, torch.Size)
-_CONTAINERS = frozenset({dict, list, set, OrderedDict})
 _OWN = frozenset(name for name, value in vars(nn.Module()).items() if type(value) in (dict, set) and "hook" not in name)
 """Where every module keeps its parts, and the like."""
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
@@ -89,8 +88,8 @@ class _Saved(NamedTuple):
     def of(cls, holder: object) -> _Saved:
         attributes = vars(holder)
         found = list(contained(attributes.values()))
-        held = [Remembered.of(container) for container in found if container]
-        return cls(Remembered.of(attributes), held, [container for container in found if not container])
+        held = [Remembered.of(container) for container in found if not is_empty(container)]
+        return cls(Remembered.of(attributes), held, list(filter(is_empty, found)))
 
     @property
     def is_same(self) -> bool:
@@ -194,13 +193,14 @@ def attribute_tensors(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[tupl
     """
     for prefix, module in modules:
         for attribute, value in vars(module).items():
-            if isinstance(value, torch.Tensor):
+            kind = type(value)
+            if issubclass(kind, torch.Tensor):
                 if value.layout is torch.strided:
                     yield prefix + attribute, value
-            elif type(value) in _CONTAINERS and value:
+            elif (kind is dict or kind is list or kind is set or kind is OrderedDict) and value:
                 registered = attribute in ("_parameters", "_buffers")
                 for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-                    if isinstance(item, torch.Tensor) and item.layout is torch.strided:
+                    if is_a(item, torch.Tensor) and item.layout is torch.strided:
                         yield prefix + (str(key) if registered else f"{attribute}[{key}]"), item
 
 
@@ -229,7 +229,7 @@ def _is_simple(value: Any, is_fixed: IsFixed) -> bool:
     """Whether a value is such that a loader which had tensors with values would have set the same."""
     return all(
         is_fixed(leaf)
-        if isinstance(leaf, torch.Tensor)
-        else leaf is None or (isinstance(leaf, _SIMPLE) and leaf != "meta")  # what stand-ins say of their device
+        if is_a(leaf, torch.Tensor)
+        else leaf is None or (is_a(leaf, _SIMPLE) and leaf != "meta")  # what stand-ins say of their device
         for leaf in leaves(value)
     )

@@ -27,6 +27,7 @@ from tensorferry.core.strays import suggestions
 from tensorferry.core.target import Target, TargetTensor
 from tensorferry.core.transforms import TensorSpec
 from tensorferry.errors import ConfigError, FinalizeError, shown
+from tensorferry.modules.containers import is_a
 from tensorferry.modules.contents import Contents, Patch
 from tensorferry.modules.describe import describe, dtensors_of, places, seen_as_plain
 from tensorferry.modules.recorder import Memory, geometry, key_of
@@ -250,7 +251,7 @@ class _Account:
             if memory.contents.touched and not any(label in self.target for label in memory.labels):
                 self.opaque[memory.labels[0]] = memory.opaque or "is no parameter, and filled by the loader"
                 self._stream(memory)
-        others = {c.name for c in run.changes if not isinstance(c.value, torch.Tensor)}
+        others = {c.name for c in run.changes if not is_a(c.value, torch.Tensor)}
         for name, kept in run.kept.items():
             what = "what no plan can make" if name in others else "a tensor of its own"
             self.opaque[name] = f"is set by the loader to {what}"
