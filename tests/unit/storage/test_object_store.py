@@ -473,3 +473,14 @@ def test_what_may_be_read_and_not_listed_is_found_by_its_index(
     del store.objects[f"m/{shards['t2']}"]
     with pytest.raises(LocateError, match=r"1 of them is not there: model-00002-of-00002\.safetensors"):
         open_checkpoint("s3://bucket/m/model.safetensors.index.json")
+
+
+@pytest.mark.parametrize("name", ["my%20model.safetensors", "my model.safetensors", "%6dy%20model.safetensors"])
+@pytest.mark.parametrize("query", ["", "?signature=SECRET"])
+def test_a_name_over_http_may_be_written_with_percent_signs(
+    store: FaultyStore, name: str, query: str, tmp_path: Path
+) -> None:
+    store.objects = {"a b/my model.safetensors": write_safetensors(tmp_path / "m", {"t": ar(2)}).read_bytes()}
+    with open_checkpoint(f"{store.endpoint}/bucket/a%20b/{name}{query}") as checkpoint:
+        assert checkpoint.read("t").tolist() == ar(2).tolist()
+    assert {request.key for request in store.log} == {"a b/my model.safetensors"}
