@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from threading import Lock
+from threading import Lock, Thread, current_thread, main_thread
 from typing import Any, NamedTuple, TypeVar
 
 from tensorferry.errors import ReadError, TensorferryError
 from tensorferry.storage.object_errors import LISTING, explained, is_changed, said_by
+from tensorferry.waiting import Outcome, joined, started
 
 __all__ = ["ObjectClient", "Replaced", "Traffic", "Version"]
 
@@ -140,7 +141,7 @@ class ObjectClient:
 
     def _answer(self, ask: Callable[[], _T], key: str, label: str, doing: str) -> _T:
         try:
-            return ask()
+            return _interruptible(ask)
         except TensorferryError:
             raise
         except Exception as error:  # noqa: BLE001 - obstore is an extra, and of its errors some are builtin ones
@@ -151,3 +152,16 @@ class ObjectClient:
                 else explained(error, said, label, doing, self._access)
             )
         raise fault  # not within: it would keep what it is about
+
+
+def _interruptible(ask: Callable[[], _T]) -> _T:
+    """Return ``ask()``. obstore looks at no signal while it waits: the main thread, which they come to, lets another
+    one ask, and leaves it alone where it is interrupted.
+    """
+    if current_thread() is not main_thread():
+        return ask()
+    outcome = Outcome[_T]()
+    asking = Thread(target=outcome.done_by, args=(ask,), name="tensorferry-asking", daemon=True)
+    started(asking)
+    joined(asking)
+    return outcome.result()
