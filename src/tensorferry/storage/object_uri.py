@@ -40,8 +40,8 @@ class ObjectUri:
 
     scheme: as it was written. service: what answers there. bucket: or the container; of HTTP, the host with its port.
     key: what comes after, with neither slash at its ends; "" for all of a bucket; of HTTP, as it is written in the
-    address, with ``%20`` for a blank. account: of Azure, where the address says it. query: of HTTP, what signs a request;
-    it is in no text that is made of this.
+    address, with ``%20`` for a blank. account: of Azure, where the address says it. query: of HTTP, what signs a
+    request; it is in no text that is made of this.
     """
 
     scheme: str
