@@ -50,6 +50,8 @@ __all__ = [
 
 _CREDENTIALS = re.compile(r"(?i)([a-z][a-z0-9+.-]{0,20}:/{1,2})(?:[^/?#\s]*|[^/?#\s:@]*:[^\s@]*)@")
 _QUERY = re.compile(r"(?i)([a-z][a-z0-9+.-]{0,20}:/{1,2}[^\s?#]*)\?[^\s#]*")
+_OF_AN_ADDRESS = re.compile(r"(?i)(\s*[a-z][a-z0-9+.-]{0,20}:/{1,2})(?:(?:[^/?#]*|[^/?#:@]*:[^@]*)@)?")
+_HALF = re.compile(r"[^/?#:@]*:(?!\d{1,5}/)")  # of a credential, whose "?" is no beginning of a query
 _LONGEST_URL = 2048  # characters, of which the end of a credential may be searched
 
 
@@ -132,8 +134,25 @@ def shown(text: str, limit: int = 120) -> str:
     """
     text = text[: limit + _LONGEST_URL]
     if ":/" in text:
+        text = _bare(text)
         text = _QUERY.sub(r"\1?…", _CREDENTIALS.sub(r"\1…@", text))
     safe = text[: limit + 1]
     if not safe.isprintable():
         safe = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in safe)
     return safe if len(safe) <= limit else safe[: limit - 1] + "…"
+
+
+def _bare(text: str) -> str:
+    """Return text that is an address without credentials and query, which may have blanks in them; other text as it is.
+
+    >>> _bare("https://host/my models/m?signature=a b"), _bare("see https://host/m?n=1 for more")
+    ('https://host/my models/m?…', 'see https://host/m?n=1 for more')
+    """
+    address, mark, query = text.partition("?")
+    begin = _OF_AN_ADDRESS.match(address)
+    if begin is None:
+        return text
+    scheme, credentials, rest = begin[1], address[begin.end(1) : begin.end()], address[begin.end() :]
+    if "@" in query and not credentials and _HALF.match(rest):
+        return f"{scheme}…"
+    return f"{scheme}{'…@' if credentials else ''}{rest}{'?…' if mark else ''}"

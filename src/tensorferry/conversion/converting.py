@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
-from urllib.parse import urlsplit
 
 from tensorferry.checkpoint import Checkpoint, OpeningOptions, open_checkpoint, refuse_unknown_options
 from tensorferry.config import ReadOptions
@@ -27,7 +25,7 @@ from tensorferry.formats.download import local_path
 from tensorferry.formats.file_names import LOAD_FORMATS, format_of
 from tensorferry.formats.writing import WritesOneFile, checkpoint_writer
 from tensorferry.progress import SILENT, Progress, progress_of
-from tensorferry.storage.object_uri import is_uri
+from tensorferry.storage.object_uri import ObjectUri, is_uri
 from tensorferry.timing import timed
 
 if TYPE_CHECKING:
@@ -144,7 +142,7 @@ def _refuse_own_file(checkpoint: Checkpoint, destination: Path) -> None:
 def _is_named(path: str | os.PathLike[str], checkpoint: Checkpoint) -> bool:
     """Whether one weight file was named, in a folder that may hold files of anything else."""
     if isinstance(path, str) and is_uri(path):
-        name = posixpath.basename(urlsplit(path).path)
+        name = ObjectUri.parse(path).name
         is_file = name in {file.path for file in checkpoint.selection.files}
     else:
         is_file = Path(path).is_file()

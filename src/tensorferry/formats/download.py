@@ -15,8 +15,9 @@ from tensorferry.formats.index import check_index_size, parse_index
 from tensorferry.formats.selection import Wanted, choose
 from tensorferry.storage.base import File
 from tensorferry.storage.hub import Listing, Snapshot, fetch_snapshot
+from tensorferry.storage.object_uri import is_uri
 
-__all__ = ["download", "local_path", "nothing_here"]
+__all__ = ["download", "local_path", "nothing_here", "refuse_revision"]
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*/[A-Za-z0-9._-]+")
 _CHOOSING = ("load_format", "subfolder", "variant", "allow_patterns", "ignore_patterns")
@@ -65,12 +66,20 @@ def local_path(path: str | os.PathLike[str], *, revision: str | None = None, **c
     """
     here = os.path.lexists(path) if isinstance(path, str | os.PathLike) else True
     if not isinstance(path, str) or here or not _HUB_NAME.fullmatch(path):
-        if revision is not None:
-            raise ConfigError(f"revision {shown(revision)!r}: of a name on the Hub, and {path} is a path here")
+        refuse_revision(path, revision)
         return path
     used = {key: value for key, value in choosing.items() if key in _CHOOSING and value is not None}
     with nothing_here(path):
         return download(path, revision=revision, **used).path
+
+
+def refuse_revision(path: str | os.PathLike[str], revision: str | None) -> None:
+    """Raise ConfigError where there is a `revision`, of `path`, which is an address or lies here."""
+    if revision is not None:
+        what = "an address" if is_uri(path) else "a path here"
+        raise ConfigError(
+            f"revision {shown(revision)!r}: of a name on the Hub, and {shown(str(path), 300)} is {what}: leave it out"
+        )
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from torch import nn
 from tensorferry.config import ModelConfig
 from tensorferry.core.target import Target
 from tensorferry.errors import ConfigError
+from tensorferry.formats.download import refuse_revision
 from tensorferry.formats.file_names import is_side_file
 from tensorferry.loaders import building
 from tensorferry.loaders.base import BaseModelLoader
@@ -22,7 +23,7 @@ from tensorferry.modules.finalize import Completion, derive_buffers, refuse_unfi
 from tensorferry.modules.materialize import Materialized
 from tensorferry.report import Report
 from tensorferry.storage.hub import fetch_snapshot
-from tensorferry.storage.object_uri import is_uri
+from tensorferry.storage.object_uri import ObjectUri, is_uri
 from tensorferry.timing import timed
 
 __all__ = ["DummyModelLoader", "DummyOptions"]
@@ -58,6 +59,7 @@ class DummyModelLoader(BaseModelLoader):
 
     def load_weights(self, model: nn.Module, model_config: ModelConfig) -> Report:
         """Fill `model`, post-process it, and return the report."""
+        source = _source(model_config)
         target, derive = _described(model)
         owned = [t.name for t in target.values() if t.alias_of is None]
         parameters = Materialized(model, target, self.device)
@@ -73,11 +75,11 @@ class DummyModelLoader(BaseModelLoader):
                 completion.finish()
                 refuse_unfilled(model, {})
                 model.eval()
-        return self._report(model_config, target, tuple(computed), completion.processed, seconds)
+        return self._report(source, target, tuple(computed), completion.processed, seconds)
 
     def _report(
         self,
-        model_config: ModelConfig,
+        source: str,
         target: Target,
         computed: tuple[str, ...],
         processed: tuple[str, ...],
@@ -85,7 +87,7 @@ class DummyModelLoader(BaseModelLoader):
     ) -> Report:
         ties = {t.name: t.alias_of for t in target.values() if t.alias_of is not None}
         return Report(
-            source=model_config.model,
+            source=source,
             format="dummy",
             files=(),
             selection=f"none: values are drawn from seed {self.options.seed} and the names of the parameters",
@@ -108,6 +110,7 @@ class DummyModelLoader(BaseModelLoader):
 
     def _located(self, model_config: ModelConfig) -> str | Path:
         if is_uri(model_config.model):
+            refuse_revision(model_config.model, model_config.revision)
             return model_config.model
         path = Path(model_config.model).expanduser()
         if path.exists():
@@ -119,6 +122,15 @@ class DummyModelLoader(BaseModelLoader):
             cache_dir=self.load_config.download_dir,
         )
         return snapshot.path
+
+
+def _source(model_config: ModelConfig) -> str:
+    """Return where the model is from as it may be told: without what signs an address. Raises ConfigError."""
+    model = model_config.model
+    if is_uri(model):
+        refuse_revision(model, model_config.revision)
+        return ObjectUri.parse(model).text
+    return model
 
 
 def _described(model: nn.Module) -> tuple[Target, Derive]:

@@ -18,6 +18,7 @@ from tensorferry.core.amounts import few
 from tensorferry.core.ruleset import RuleSet
 from tensorferry.core.target import Target, TargetTensor
 from tensorferry.errors import ConfigError, FormatError, LocateError, TensorferryError, shown
+from tensorferry.formats.download import refuse_revision
 from tensorferry.formats.file_names import is_side_file
 from tensorferry.formats.opening import Opened, open_selection
 from tensorferry.formats.places import place_of
@@ -208,6 +209,7 @@ class ShardedStateLoader(BaseModelLoader):
         neither.
         """
         if is_uri(model_config.model):
+            refuse_revision(model_config.model, model_config.revision)
             return model_config.model
         path = Path(model_config.model).expanduser()
         if path.exists():

@@ -15,7 +15,7 @@ from tensorferry.config import LoadConfig, ReadOptions, folders
 from tensorferry.core.catalogue import Catalogue, TensorEntry
 from tensorferry.errors import ConfigError, FormatError, shown
 from tensorferry.formats.base import Selection
-from tensorferry.formats.download import download, nothing_here
+from tensorferry.formats.download import download, nothing_here, refuse_revision
 from tensorferry.formats.opening import Opened, open_place
 from tensorferry.formats.places import place_of
 from tensorferry.formats.selection import Wanted
@@ -64,6 +64,7 @@ def locate(source: Source, config: LoadConfig, load_format: str) -> str | Path:
     Raises LocateError, AccessDenied, ConfigError: see `download`.
     """
     if isinstance(source.model_or_path, str) and is_uri(source.model_or_path):
+        refuse_revision(source.model_or_path, source.revision)
         return source.model_or_path
     path = Path(source.model_or_path).expanduser()
     if path.exists() or path.is_symlink():

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from threading import Lock
+from threading import Lock, Thread, current_thread, main_thread
 from typing import Any, NamedTuple, TypeVar
 
 from tensorferry.errors import ReadError, TensorferryError
-from tensorferry.storage.object_errors import LISTING, explained, is_changed
+from tensorferry.storage.object_errors import LISTING, explained, is_changed, said_by
+from tensorferry.waiting import Outcome, joined, started
 
 __all__ = ["ObjectClient", "Replaced", "Traffic", "Version"]
 
@@ -85,7 +86,7 @@ class ObjectClient:
 
     def list(self, prefix: str) -> tuple[Sequence[Mapping[str, Any]], Sequence[str]]:
         """Return what obstore says of each object directly below `prefix`, and the prefixes that lie there."""
-        found = self._answer(lambda: self._open.list_with_delimiter(prefix or None), self._where, LISTING)
+        found = self._answer(lambda: self._open.list_with_delimiter(prefix or None), prefix, self._where, LISTING)
         self._count(looks=1)
         return found["objects"], found["common_prefixes"]
 
@@ -97,7 +98,7 @@ class ObjectClient:
                 return Version.of(self._open.get(key, options={"range": (0, 1)}).meta)
             return Version.of(self._open.head(key))
 
-        found = self._answer(ask, label, "looking for it")
+        found = self._answer(ask, key, label, "looking for it")
         self._count(looks=1)
         return found
 
@@ -113,7 +114,7 @@ class ObjectClient:
             found = self._open.get(key, options=options)
             return Version.of(found.meta), tuple(found.range), found.bytes()
 
-        found, answered, data = self._answer(ask, label, doing)
+        found, answered, data = self._answer(ask, key, label, doing)
         if answered != (offset, offset + length) or len(data) != length:
             raise ReadError(
                 f"{label}: the server answers with another part than was asked for, {len(data)} bytes at offset"
@@ -138,15 +139,29 @@ class ObjectClient:
             before = self._traffic
             self._traffic = Traffic(before.bytes_read + nbytes, before.reads + 1 - looks, before.looks + looks)
 
-    def _answer(self, ask: Callable[[], _T], label: str, doing: str) -> _T:
+    def _answer(self, ask: Callable[[], _T], key: str, label: str, doing: str) -> _T:
         try:
-            return ask()
+            return _interruptible(ask)
         except TensorferryError:
             raise
         except Exception as error:  # noqa: BLE001 - obstore is an extra, and of its errors some are builtin ones
+            said = said_by(error, self._where, key)
             fault = (
                 Replaced(f"{label}: was replaced")
-                if is_changed(error)
-                else explained(error, label, doing, self._access)
+                if is_changed(error, said)
+                else explained(error, said, label, doing, self._access)
             )
         raise fault  # not within: it would keep what it is about
+
+
+def _interruptible(ask: Callable[[], _T]) -> _T:
+    """Return ``ask()``. obstore looks at no signal while it waits: the main thread, which they come to, lets another
+    one ask, and leaves it alone where it is interrupted.
+    """
+    if current_thread() is not main_thread():
+        return ask()
+    outcome = Outcome[_T]()
+    asking = Thread(target=outcome.done_by, args=(ask,), name="tensorferry-asking", daemon=True)
+    started(asking)
+    joined(asking)
+    return outcome.result()

@@ -7,10 +7,12 @@ signatures and addresses that are signed.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from urllib.parse import quote
 
 from tensorferry.errors import AccessDenied, LocateError, ReadError
 
-__all__ = ["LISTING", "Fault", "explained", "is_absent", "is_changed"]
+__all__ = ["LISTING", "Fault", "explained", "is_absent", "is_changed", "said_by"]
 
 Fault = LocateError | ReadError
 
@@ -21,6 +23,12 @@ _STATUS = re.compile(r"\bstatus: (\d{3})\b|\bstatus code:? (\d{3})\b")
 _CODE = re.compile(r"<Code>([A-Za-z][A-Za-z0-9]{1,60})</Code>")
 _CREDENTIALS = re.compile(r"(?i)credential|169\.254\.|metadata\.google\.internal|/oauth2?/|TokenRequest|AssumeRole")
 _REGION = ("BareRedirect", "AuthorizationHeaderMalformed", "PermanentRedirect")
+_WHOLE = ("NotPartial", "non-partial")
+_OTHER_PART = ("UnexpectedRange", "Content-Range", "ContentRange")
+_SLOW = ("kind: Timeout", "TimedOut", "timed out")
+_UNREACHED = ("kind: Connect", "ConnectError", "dns error")
+_SIGNS = (*_WHOLE, *_OTHER_PART, *_SLOW, *_UNREACHED)
+_MISLEADING = re.compile("|".join((_CREDENTIALS.pattern, _STATUS.pattern, *_REGION, *_SIGNS)))
 _WRONG_KEY = {
     "InvalidAccessKeyId": "the access key is not known there",
     "SignatureDoesNotMatch": "the secret key is not that of the access key",
@@ -31,13 +39,34 @@ _WRONG_KEY = {
 _RIGHTS = "check the credentials, and whether they may read and list there"
 
 
-def explained(error: Exception, label: str, doing: str, access: str) -> Fault:
+def said_by(error: Exception, where: str, key: str) -> str:
+    """Return the text of `error` without what was asked for, of which any word may be a part: the URL, and names.
+
+    where: the address of the bucket, or below it. key: of the object, or of what was listed.
+    """
+    text = str(error)
+    count = 2 if where.startswith(("az", "abfs")) else 1  # account and bucket
+    names = {key, *where.partition("://")[2].split("/")[:count]} - {""}
+    spelled = {form for name in names for form in (name, quote(name), quote(name, safe=""))}
+    if not spelled:
+        return text
+    text = re.sub(rf"""\w+://(?!169\.254\.|metadata\.)[^\s"'<>]*?{_any_of(spelled)}[^\s"'<>]*""", "…", text)
+    misleading = {form for form in spelled if _MISLEADING.search(form)}
+    return re.sub(_any_of(misleading), "…", text) if misleading else text
+
+
+def _any_of(names: set[str]) -> str:
+    longest_first = sorted(names, key=len, reverse=True)
+    return rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)"
+
+
+def explained(error: Exception, said: str, label: str, doing: str, access: str) -> Fault:
     """Return `error`, which a client has raised, as one of ours.
 
-    label: the object, or the place. doing: what was asked, in words such as "reading 8 bytes at offset 0". access: with
-    which credentials, in words that hold none.
+    said: its text, without what was asked for. label: the object, or the place. doing: what was asked, in words such as
+    "reading 8 bytes at offset 0". access: with which credentials, in words that hold none.
     """
-    said, kind = str(error), type(error).__name__
+    kind = type(error).__name__
     status, code = _status(said), next(iter(_CODE.findall(said)), "")
     told = ", ".join(filter(None, (str(status or ""), code)))
     if status in (401, 403) or kind in ("PermissionDeniedError", "UnauthenticatedError"):
@@ -49,9 +78,9 @@ def explained(error: Exception, label: str, doing: str, access: str) -> Fault:
             f"{label}: a key there has empty parts, '.', '..' or control characters, so that obstore does not list it: "
             "name the weight file or its index, or take that key away"
         )
-    if any(sign in said for sign in _REGION):
+    if _any_in(said, _REGION):
         return LocateError(f"{label}: the bucket is in another region than was asked, while {doing}: set AWS_REGION")
-    if is_absent(error):
+    if is_absent(error, said):
         return LocateError(f"{label}: {_absence(code, doing)}")
     if not status and _CREDENTIALS.search(said):
         return AccessDenied(f"{label}: no credentials were to be had while {doing}, {access}: {_HOW}")
@@ -61,14 +90,18 @@ def explained(error: Exception, label: str, doing: str, access: str) -> Fault:
 _HOW = "give some in the environment, or say that the bucket is public (AWS_SKIP_SIGNATURE=true and its like)"
 
 
-def is_absent(error: Exception) -> bool:
+def is_absent(error: Exception, said: str) -> bool:
     """Whether the server says that there is no such thing."""
-    return isinstance(error, FileNotFoundError) or type(error).__name__ == "NotFoundError" or _status(str(error)) == 404
+    return isinstance(error, FileNotFoundError) or type(error).__name__ == "NotFoundError" or _status(said) == 404
 
 
-def is_changed(error: Exception) -> bool:
+def is_changed(error: Exception, said: str) -> bool:
     """Whether the server says that the object is no longer the one that was asked for."""
-    return type(error).__name__ == "PreconditionError" or _status(str(error)) == 412
+    return type(error).__name__ == "PreconditionError" or _status(said) == 412
+
+
+def _any_in(said: str, signs: Sequence[str]) -> bool:
+    return any(sign in said for sign in signs)
 
 
 def _status(said: str) -> int | None:
@@ -84,11 +117,11 @@ def _absence(code: str, doing: str) -> str:
 
 def _failure(said: str, status: int | None, told: str, kind: str) -> str:
     """Return in words what became of a request that found something, or nobody."""
-    if "NotPartial" in said or "non-partial" in said:
+    if _any_in(said, _WHOLE):
         return (
             "the server answers with the whole where a part is asked for, so that it cannot be read in parts: fetch it"
         )
-    if "UnexpectedRange" in said or "Content-Range" in said or "ContentRange" in said:
+    if _any_in(said, _OTHER_PART):
         return "the server answers with another part than was asked for"
     if status == 416 or "InvalidRange" in told:
         return "it ends before what was asked for: it is shorter than was told, or was replaced"
@@ -96,8 +129,8 @@ def _failure(said: str, status: int | None, told: str, kind: str) -> str:
         return f"the server cannot answer at present ({told}), after several tries: try again later"
     if status is not None:
         return f"the server answers {told}"
-    if "kind: Timeout" in said or "TimedOut" in said or "timed out" in said:
+    if _any_in(said, _SLOW):
         return "the server sends nothing for too long, after several tries: check the network, or try again"
-    if "kind: Connect" in said or "ConnectError" in said or "dns error" in said:
+    if _any_in(said, _UNREACHED):
         return "the server cannot be reached: check the endpoint and the network"
     return f"the connection broke, after several tries ({kind}): try again"

@@ -6,7 +6,7 @@ import posixpath
 import re
 from dataclasses import dataclass, field, replace
 from typing import Literal
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from tensorferry.errors import ConfigError, shown
 
@@ -39,8 +39,9 @@ class ObjectUri:
     """An address, taken apart.
 
     scheme: as it was written. service: what answers there. bucket: or the container; of HTTP, the host with its port.
-    key: what comes after, with neither slash at its ends; "" for all of a bucket. account: of Azure, where the address
-    says it. query: of HTTP, what signs a request; it is in no text that is made of this.
+    key: what comes after, with neither slash at its ends; "" for all of a bucket; of HTTP, as it is written in the
+    address, with ``%20`` for a blank. account: of Azure, where the address says it. query: of HTTP, what signs a
+    request; it is in no text that is made of this.
     """
 
     scheme: str
@@ -54,6 +55,8 @@ class ObjectUri:
     def parse(cls, address: str) -> ObjectUri:
         """Return what `address` means. Raises ConfigError for what is not known here, and for passwords in it."""
         where = shown(address, 300)
+        if not address.isprintable():  # urlsplit would take tabs and newlines out
+            raise ConfigError(f"{where}: tabs, newlines and the like are in no address that is read")
         try:
             parts = urlsplit(address)
         except ValueError:
@@ -68,9 +71,13 @@ class ObjectUri:
         if (parts.query and service != "http") or parts.fragment:
             raise ConfigError(f"{where}: a bucket and what it holds are expected, with no '?' or '#' in it")
         key = parts.path.strip("/")
-        if "//" in key or {".", ".."} & set(key.split("/")) or not key.isprintable():
+        plain = _unquoted(where, key) if service == "http" else key
+        if "//" in parts.path or {".", ".."} & set(plain.split("/")) or not plain.isprintable():
             raise ConfigError(f"{where}: names of objects with empty parts, '.' or '..' are not read")
-        return cls(parts.scheme.lower(), service, bucket, key, account, parts.query)
+        uri = cls(parts.scheme.lower(), service, bucket, key, account, parts.query)
+        if "/" in uri.name:
+            raise ConfigError(f"{where}: the name of a file has a slash in it (%2F), and is not read")
+        return uri
 
     @property
     def text(self) -> str:
@@ -80,8 +87,11 @@ class ObjectUri:
 
     @property
     def name(self) -> str:
-        """The last part of the key."""
-        return posixpath.basename(self.key)
+        """The last part of the key; of HTTP, what it stands for (``%20`` is a blank), but where the address is signed:
+        that is asked for as it was written.
+        """
+        last = posixpath.basename(self.key)
+        return unquote(last) if self.service == "http" and not self.query else last
 
     @property
     def parent(self) -> ObjectUri:
@@ -93,6 +103,13 @@ class ObjectUri:
         if folder.startswith("/") or ({".", "..", ""} & set(folder.strip("/").split("/")) and folder):
             raise ConfigError(f"subfolder {shown(folder)!r}: a relative path without '..' is expected")
         return replace(self, key=posixpath.join(self.key, folder.strip("/"))) if folder else self
+
+
+def _unquoted(where: str, key: str) -> str:
+    try:
+        return unquote(key, errors="strict")
+    except UnicodeDecodeError:
+        raise ConfigError(f"{where}: what is written with '%' in it is no UTF-8") from None
 
 
 def _authority(where: str, service: Service, netloc: str) -> tuple[str, str]:

@@ -191,3 +191,10 @@ def test_a_folder_with_a_configuration_and_no_weights_is_enough(tmp_path: Path) 
     model = loader.load_model(ModelConfig(str(tmp_path), dtype="bfloat16"))
     assert model.get_parameter("lm_head.weight") is model.get_parameter("model.embed_tokens.weight")
     assert model(torch.tensor([[1, 2]])).logits.isfinite().all()
+
+
+def test_the_report_does_not_tell_what_signs_an_address() -> None:
+    loader = get_model_loader(LoadConfig(load_format="dummy"))
+    report = loader.load_weights(nn.Linear(2, 3), ModelConfig("https://h/my models/m.safetensors?sig=SECRET"))
+    assert report.source == "https://h/my models/m.safetensors"
+    assert "SECRET" not in repr(report)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
+import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -473,3 +477,44 @@ def test_what_may_be_read_and_not_listed_is_found_by_its_index(
     del store.objects[f"m/{shards['t2']}"]
     with pytest.raises(LocateError, match=r"1 of them is not there: model-00002-of-00002\.safetensors"):
         open_checkpoint("s3://bucket/m/model.safetensors.index.json")
+
+
+@pytest.mark.parametrize("name", ["my%20model.safetensors", "my model.safetensors", "%6dy%20model.safetensors"])
+@pytest.mark.parametrize("query", ["", "?signature=SECRET"])
+def test_a_name_over_http_may_be_written_with_percent_signs(
+    store: FaultyStore, name: str, query: str, tmp_path: Path
+) -> None:
+    store.objects = {"a b/my model.safetensors": write_safetensors(tmp_path / "m", {"t": ar(2)}).read_bytes()}
+    with open_checkpoint(f"{store.endpoint}/bucket/a%20b/{name}{query}") as checkpoint:
+        assert checkpoint.read("t").tolist() == ar(2).tolist()
+    assert {request.key for request in store.log} == {"a b/my model.safetensors"}
+
+
+OPENING = """
+import sys
+import tensorferry
+tensorferry.open_checkpoint(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("path", ["m", "m/model.safetensors"])
+def test_an_interrupt_ends_opening_while_the_store_stalls(
+    path: str, store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.objects = {"m/model.safetensors": write_safetensors(tmp_path / "m", {"t": ar(2)}).read_bytes()}
+    store.fault = lambda request: "stall" if request.method == "GET" and request.range else None
+    store.use(monkeypatch, tmp_path)
+    command = [sys.executable, "-c", OPENING, f"s3://bucket/{path}"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
+        try:
+            while not any(request.range for request in store.log):
+                assert child.poll() is None
+                time.sleep(0.01)
+            time.sleep(0.5)
+            child.send_signal(signal.SIGINT)
+            _, err = child.communicate(timeout=5)
+        finally:
+            child.kill()
+    assert child.returncode == -signal.SIGINT
+    assert err.rstrip().endswith("KeyboardInterrupt")
+    assert err.count("Traceback (most recent call last)") == 1

@@ -52,6 +52,17 @@ def test_the_address_of_what_is_above_and_below() -> None:
         ("s3://bucket/m?versionId=SECRET", "with no '\\?' or '#' in it"),
         ("s3://bucket/a/../b", "are not read"),
         ("s3://bucket/a//b", "are not read"),
+        ("s3://bucket//a", "are not read"),
+        ("s3://bucket/a//", "are not read"),
+        ("s3://bucket/mo\ndel", "tabs, newlines and the like"),
+        ("s3://bucket/mo\tdel", "tabs, newlines and the like"),
+        ("http://host/a/%2e%2E/b", "are not read"),
+        ("http://host/a/%2e%2e/b?sig=SECRET", "are not read"),
+        ("http://host/a/%2e", "are not read"),
+        ("http://host/..%2Fb", "are not read"),
+        ("http://host/a/b%2Fc", "has a slash in it"),
+        ("http://host/a/b%0Ac", "are not read"),
+        ("http://host/a/b%FFc", "is no UTF-8"),
         ("http://[::1/m", "is no address that can be understood"),
     ],
 )
@@ -59,6 +70,23 @@ def test_other_addresses_are_refused_without_what_is_secret_in_them(address: str
     with pytest.raises(ConfigError, match=words) as refusal:
         ObjectUri.parse(address)
     assert "SECRET" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [
+        ("http://host/a%20b/my%20model.gguf", "my model.gguf"),
+        ("http://host/a%20b/my model.gguf", "my model.gguf"),
+        ("http://host/50%2525.gguf", "50%25.gguf"),
+        ("http://host/my%20model.gguf?sig=SECRET", "my%20model.gguf"),  # is asked for as it is written
+        ("s3://bucket/a/my%20model.gguf", "my%20model.gguf"),
+        ("s3://bucket/%2e%2e", "%2e%2e"),
+    ],
+)
+def test_percent_signs_stand_for_something_over_http_only(address: str, name: str) -> None:
+    uri = ObjectUri.parse(address)
+    assert uri.name == name
+    assert uri.text == address.partition("?")[0]
 
 
 @pytest.mark.parametrize("folder", ["../x", "/x", "a/../b", "."])
