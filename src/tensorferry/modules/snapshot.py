@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from tensorferry.modules.containers import Remembered, as_was, contained, copied, is_a, is_empty, leaves, refill, within
-from tensorferry.modules.describe import walked_once
+from tensorferry.modules.describe import Place, places, walked_once
 
 __all__ = ["Change", "IsFixed", "Setting", "Snapshot", "attribute_tensors"]
 
@@ -123,21 +123,6 @@ class _Saved(NamedTuple):
         self.attributes.restore()
 
 
-class _Place(NamedTuple):
-    """A parameter or buffer, and where it hangs: as in `Setting`."""
-
-    module: nn.Module
-    path: str
-    leaf: str
-    tensor: torch.Tensor
-
-    @property
-    def is_filled(self) -> bool:
-        """Whether the tensor is still there."""
-        held = self.module._parameters.get(self.leaf)
-        return (self.module._buffers.get(self.leaf) if held is None else held) is self.tensor
-
-
 class Snapshot:
     """What hangs on the modules and on the parameters of a model: attributes, and containers among them.
 
@@ -147,7 +132,7 @@ class Snapshot:
     def __init__(self, model: nn.Module) -> None:
         self.modules = walked_once(model)
         self._saved = {module: _Saved.of(module) for _, module in self.modules}
-        self._beside = [(place, _Saved.of(place.tensor)) for place in _tensors_once(self.modules)]
+        self._beside = [(place, _Saved.of(place.tensor)) for place in _once(places(model))]
 
     def restore(self) -> None:
         """Put every attribute back to the object that it was."""
@@ -171,19 +156,23 @@ class Snapshot:
         return found + [
             change
             for place, saved in self._beside
-            if not saved.is_same and place.module in there and place.is_filled
-            for change in saved.changes(place.path, place.leaf, _never)
+            if not saved.is_same and place.module in there and _still_hangs(place)
+            for change in saved.changes(place.name.removesuffix(place.leaf)[:-1], place.leaf, _never)
         ]
 
 
-def _tensors_once(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[_Place]:
+def _once(found: Iterable[Place]) -> Iterator[Place]:
+    """Yield each tensor at the first place where it hangs."""
     known: set[int] = set()
-    for path, module in modules:
-        for tensors in (module._parameters, module._buffers):
-            for leaf, tensor in tensors.items():
-                if tensor is not None and id(tensor) not in known:
-                    known.add(id(tensor))
-                    yield _Place(module, path[:-1], leaf, tensor)
+    for place in found:
+        if id(place.tensor) not in known:
+            known.add(id(place.tensor))
+            yield place
+
+
+def _still_hangs(place: Place) -> bool:
+    tensors = place.module._parameters if place.is_parameter else place.module._buffers
+    return tensors.get(place.leaf) is place.tensor
 
 
 def attribute_tensors(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -20,6 +20,7 @@ from tensorferry.storage.handle import Handle, fill, mapped, place_of, read_as_a
 from tensorferry.storage.leases import lent
 from tensorferry.storage.open_files import OpenFiles
 from tensorferry.storage.page_cache import absent_ranges, cached_share, forget
+from tensorferry.storage.reading import asked
 from tensorferry.storage.runs import fill_runs
 
 __all__ = ["Counters", "LocalStorage"]
@@ -116,7 +117,7 @@ class LocalStorage:
         self._read(path, offset, outs, touch=True)
 
     def _read(self, path: str, offset: int, outs: Sequence[memoryview], *, touch: bool) -> None:
-        views, wanted = self._asked(path, offset, outs)
+        views, wanted = asked(self._folder.label, path, offset, outs)
         with self._held(path) as handle:
             got = fill(handle.fd, self._folder.label(path), offset, views, touch=touch and not handle.is_elsewhere)
         if got < wanted:
@@ -142,14 +143,6 @@ class LocalStorage:
         if got < len(out):
             raise self._short(path, offset + got // run * stride, run, got % run)
         self._count(got, len(out) // run)
-
-    def _asked(self, path: str, offset: int, outs: Sequence[memoryview]) -> tuple[_Views, int]:
-        """Return the buffers of a read as bytes, without empty ones, and how many bytes they take."""
-        views = [view if view.format == "B" and view.ndim == 1 else view.cast("B") for view in outs if view.nbytes]
-        wanted = sum(map(len, views))
-        if not 0 <= offset <= sys.maxsize - wanted:
-            raise ReadError(f"{self._folder.label(path)}: {wanted} bytes at offset {offset} are no part of any file")
-        return views, wanted
 
     def _direct(self, handle: Handle) -> DirectFile | None:
         """Return a file as it can be read directly; None where the process has no descriptor left for that."""
@@ -205,7 +198,7 @@ class LocalStorage:
 
         What does not lie in memory as it does in the file goes through buffers of a mebibyte, two for each thread.
         """
-        views, wanted = self._asked(path, offset, outs)
+        views, wanted = asked(self._folder.label, path, offset, outs)
         if not wanted:
             return None
         with self._held(path) as handle:

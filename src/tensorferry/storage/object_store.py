@@ -6,7 +6,6 @@ How a bucket is reached is in `object_access`, what it is asked in `object_clien
 from __future__ import annotations
 
 import posixpath
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from threading import Lock
@@ -21,6 +20,7 @@ from tensorferry.storage.object_access import connected
 from tensorferry.storage.object_blocks import Block, Blocks, fetched, together
 from tensorferry.storage.object_client import ObjectClient, Replaced, Traffic, Version
 from tensorferry.storage.object_uri import ObjectUri
+from tensorferry.storage.reading import asked
 
 __all__ = ["LARGEST", "ObjectStorage"]
 
@@ -286,12 +286,9 @@ class ObjectStorage:
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def _asked(self, path: str, offset: int, outs: Sequence[memoryview]) -> tuple[_Views, int]:
-        """Return the buffers of a read as bytes, without empty ones, and how many bytes they take."""
-        views = [view if view.format == "B" and view.ndim == 1 else view.cast("B") for view in outs if view.nbytes]
-        wanted, size = sum(map(len, views)), self.stat(path).size
-        if not 0 <= offset <= sys.maxsize - wanted:
-            raise ReadError(f"{self._label(path)}: {wanted} bytes at offset {offset} are no part of any file")
-        if offset + wanted > size:
+        """Return what `asked` does, of a range that the object has."""
+        views, wanted = asked(self._label, path, offset, outs)
+        if offset + wanted > (size := self.stat(path).size):
             raise ReadError(
                 f"{self._label(path)}: ends inside a read: wanted {wanted} bytes at offset {offset}, it has {size}; "
                 "it is shorter than its header says"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 
-from tensorferry.errors import AccessDenied, LocateError
+from tensorferry.errors import AccessDenied, LocateError, ReadError
 from tensorferry.storage.base import (
     File,
     Storage,
@@ -16,10 +17,24 @@ from tensorferry.storage.base import (
     SupportsScatter,
 )
 
-__all__ = ["ReadInto", "bring", "is_there", "kind_of", "nested", "read_bytes", "read_runs", "scatter", "seen"]
+__all__ = ["ReadInto", "asked", "bring", "is_there", "kind_of", "nested", "read_bytes", "read_runs", "scatter", "seen"]
 
 ReadInto = Callable[[str, int, memoryview], None]
 """Fills the view exactly from an offset of a path, or raises; `Storage.read_into` is one."""
+
+
+def asked(
+    label: Callable[[str], str], path: str, offset: int, outs: Sequence[memoryview]
+) -> tuple[list[memoryview], int]:
+    """Return the buffers of a read as bytes, without empty ones, and how many bytes they take.
+
+    label: what an error calls `path`. Raises ReadError where no file has such a range.
+    """
+    views = [view if view.format == "B" and view.ndim == 1 else view.cast("B") for view in outs if view.nbytes]
+    wanted = sum(map(len, views))
+    if not 0 <= offset <= sys.maxsize - wanted:
+        raise ReadError(f"{label(path)}: {wanted} bytes at offset {offset} are no part of any file")
+    return views, wanted
 
 
 def kind_of(storage: Storage, path: str) -> StorageKind:
