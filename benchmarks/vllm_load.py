@@ -105,12 +105,13 @@ def work(folder: Path, way: str) -> None:
 
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.bfloat16)
+    torch.accelerator.empty_cache = lambda: None  # vLLM's runner for the CPU does the same, where there is nothing else
     tensorferry.compat.vllm.register()
     model_config, config = trace_vllm.configs(folder)
     with set_current_vllm_config(config), trace_vllm.parallel_groups():
         model = initialize_model(vllm_config=config, model_config=model_config)
         told_to()
-        print(json.dumps({"way": way, **timed(model, model_config, way)}), flush=True)
+        print(json.dumps({"way": way, **timed(model, config, model_config, way)}), flush=True)
 
 
 def told_to() -> None:
@@ -120,18 +121,30 @@ def told_to() -> None:
         raise SystemExit(1)
 
 
-def timed(model: Any, model_config: Any, way: str) -> dict[str, Any]:
-    """Load, and return what that took, with a digest of what is there then."""
+def timed(model: Any, config: Any, model_config: Any, way: str) -> dict[str, Any]:
+    """Load, and return what that took, with a digest of what is there then.
+
+    ready: with what vLLM makes of the weights then, without the digest.
+    """
     from vllm.config import LoadConfig
     from vllm.model_executor.model_loader import get_model_loader
 
+    told: dict[str, Any] = {}
+
+    def load_weights(model: Any, model_config: Any) -> None:
+        load(model, model_config)
+        told.update(seconds=time.perf_counter() - begin, cpu=time.process_time() - spent)
+        told.update(read=read_bytes() - before, digest=digest(model), looked=time.perf_counter())
+
     before, begin, spent = read_bytes(), time.perf_counter(), time.process_time()
     loader: Any = get_model_loader(LoadConfig(**options_of(way), use_tqdm_on_load=False))
-    loader.load_weights(model, model_config)
-    seconds, cpu = time.perf_counter() - begin, time.process_time() - spent
+    load, loader.load_weights = loader.load_weights, load_weights
+    loader.create_model = lambda **_: model
+    loader.load_model(vllm_config=config, model_config=model_config)
+    ready = told["seconds"] + time.perf_counter() - told.pop("looked")
     report = getattr(loader, "report", None)
     return {
-        "seconds": seconds, "cpu": cpu, "read": read_bytes() - before, "digest": digest(model),
+        **told, "ready": ready,
         "asked": None if report is None else report.bytes_read, "phases": {} if report is None else report.seconds,
     }  # fmt: skip
 
@@ -163,7 +176,7 @@ def timed_raw(folder: Path) -> dict[str, Any]:
     for fd in files:
         os.close(fd)
     assert sum(done) >= sum(file.stat().st_size for file in folder.glob("*.safetensors")) // size - len(files) * block
-    return {"seconds": seconds, "cpu": cpu, "read": read, "digest": 0, "asked": read, "phases": {}}
+    return {"seconds": seconds, "cpu": cpu, "ready": seconds, "read": read, "digest": 0, "asked": read, "phases": {}}
 
 
 def digest(model: Any) -> int:
@@ -255,7 +268,8 @@ def measure(
                 ranks = start.load()
                 yield {
                     "size": size, "apart": apart, "cache": cache, "turn": turn, "way": way,
-                    "seconds": max(rank["seconds"] for rank in ranks), "ranks": ranks,
+                    "seconds": max(rank["seconds"] for rank in ranks),
+                    "ready": max(rank["ready"] for rank in ranks), "ranks": ranks,
                 }  # fmt: skip
 
 
@@ -279,7 +293,7 @@ class Records:
                 with self._file.open("a") as file:
                     file.write(json.dumps(record) + "\n")
             where = f"size {record['size']}{' apart' * record['apart']}, {record['cache']}, round {record['turn'] + 1}"
-            print(f"{where}: {record['way']} {record['seconds']:.2f} s", file=sys.stderr)
+            print(f"{where}: {record['way']} {record['seconds']:.2f} s, {record['ready']:.2f} s", file=sys.stderr)
 
 
 def refuse_different(records: Sequence[dict[str, Any]]) -> None:

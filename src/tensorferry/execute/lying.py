@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Collection
+from math import prod
 from typing import NamedTuple
 
 from tensorferry.core.boxes import Region, strides_of
@@ -9,7 +12,7 @@ from tensorferry.core.cutting import in_blocks
 from tensorferry.core.dtypes import DType
 from tensorferry.core.plan import Plan, Step
 
-__all__ = ["PlainRun", "beginnings", "plain_run", "whole_runs"]
+__all__ = ["Paged", "PlainRun", "beginnings", "paged", "plain_run", "whole_runs"]
 
 
 class PlainRun(NamedTuple):
@@ -33,6 +36,44 @@ def plain_run(plan: Plan, step: Step) -> PlainRun | None:
     if lies is None or goes is None:
         return None
     return PlainRun(entry.span.file, entry.span.offset + lies[0], goes[0], lies[1])
+
+
+class Paged(NamedTuple):
+    """A parameter that lies in memory as it does in files, page by page, if its address equals `begin` modulo a page.
+
+    runs: those that then are pages of files, but for their ends. steps: by which numbers they are in the plan; what its
+    other steps bring has to be copied.
+    """
+
+    begin: int
+    runs: tuple[PlainRun, ...]
+    steps: tuple[int, ...]
+
+
+def paged(plan: Plan, wanted: Collection[str], *, page: int, least: int) -> dict[str, Paged]:
+    """Return those of the `wanted` parameters that are filled as a whole, and of which runs are pages of files.
+
+    Runs of a parameter may lie differently; those are taken of which there are more bytes. page: its bytes. least:
+    bytes of whole pages that a run has to have.
+    """
+    steps: dict[str, list[int]] = defaultdict(list)
+    for number, step in enumerate(plan.steps):
+        if step.parameter in wanted:
+            steps[step.parameter].append(number)
+    found = {}
+    for name, numbers in steps.items():
+        spec = plan.parameters[name]
+        if sum(plan.steps[n].into.size for n in numbers) != prod(spec.shape):
+            continue
+        ways: dict[int, list[tuple[PlainRun, int]]] = defaultdict(list)
+        for number in numbers:
+            run = plain_run(plan, plan.steps[number])
+            if run is not None and run.length >= least + 2 * page:
+                ways[(run.start - run.at) % page].append((run, number))
+        if ways:
+            begin, runs = max(ways.items(), key=lambda way: sum(run.length for run, _ in way[1]))
+            found[name] = Paged(begin, tuple(run for run, _ in runs), tuple(number for _, number in runs))
+    return found
 
 
 def beginnings(plan: Plan, *, least: int) -> dict[str, int]:

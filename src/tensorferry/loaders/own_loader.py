@@ -107,18 +107,21 @@ class SelfLoad:
         """Fill what is planned, then stream; see `Executor`. Raises PlanError for what the loader left out."""
         if not self.traced.opaque:
             return self._planned(schedule, storage, parameters, on_ready or (lambda name: None), progress)
-        counters = Counters()
-        if schedule.batches:
-            counters = self.reading.executor.run(
-                schedule, storage, parameters, on_ready=lambda name: self.watch(), progress=progress
-            )
+        counters, ready = Counters(), dict.fromkeys(step.parameter for step in schedule.plan.steps)
+
+        def planned(name: str) -> None:
+            ready[name] = None
+            self.watch()
+
+        if self.traced.plan.steps:
+            counters = self.reading.executor.run(schedule, storage, parameters, on_ready=planned, progress=progress)
         opaque = [name for name in self.traced.opaque if name in parameters]
         for name in opaque:
             parameters[name]
         self._stream(storage, opaque, parameters, progress)
         counters.absorb(self.streamed)
         counters.staging_peak = max(counters.staging_peak, self.streamed.staging_peak)
-        for name in dict.fromkeys((*(s.parameter for s in schedule.plan.steps), *opaque)):
+        for name in ready | dict.fromkeys(opaque):
             if on_ready is not None:
                 on_ready(name)
         return counters

@@ -11,6 +11,8 @@ import torch
 from tensorferry.config import LoadConfig
 from tensorferry.core.catalogue import TensorEntry
 from tensorferry.execute.base import Counters, Executor
+from tensorferry.execute.borrowed import Borrowed
+from tensorferry.execute.borrowing import Adopt, BorrowingExecutor
 from tensorferry.execute.exchange import Exchange
 from tensorferry.loaders.strategies import executor_for, streamed
 from tensorferry.storage.base import Storage
@@ -37,15 +39,20 @@ class Reading(Protocol):
 class OwnReading:
     """Reading by the strategy that is configured.
 
-    exchange: what other ranks of this machine read for this one, and it for them.
+    exchange: what other ranks of this machine read for this one, and it for them. borrowed: what needs no reading, and
+    what has parameters lie there.
     """
 
     config: LoadConfig
     exchange: Exchange | None = None
+    borrowed: tuple[Borrowed, Adopt] | None = None
 
     @property
     def executor(self) -> Executor:
-        return executor_for(self.config, self.exchange)
+        executor = executor_for(self.config, self.exchange)
+        if self.borrowed is None:
+            return executor
+        return BorrowingExecutor(executor, *self.borrowed)
 
     def stream(
         self, storage: Storage, entries: Sequence[TensorEntry], counters: Counters

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 __all__ = [
     "File",
+    "LeasedFile",
     "Storage",
     "StorageKind",
     "SupportsBringing",
@@ -167,6 +168,18 @@ class SupportsUncached(Protocol):
         ...
 
 
+class LeasedFile(Protocol):
+    """An open file that nobody writes to or cuts meanwhile."""
+
+    fd: int
+    size: int
+
+    @property
+    def is_wanted_back(self) -> bool:
+        """Whether somebody waits for it to be given back."""
+        ...
+
+
 @runtime_checkable
 class SupportsLease(Protocol):
     """Storages behind the page cache of the system that lend what is there, to be copied once instead of twice."""
@@ -177,6 +190,14 @@ class SupportsLease(Protocol):
         The bytes are to be read, not written to, and only within the block, which should be left soon: meanwhile
         whoever wants to write to the file, or to cut it, waits. It is lent only where they do. Raises what opening the
         file for a read would raise.
+        """
+        ...
+
+    def leased(self, path: str) -> AbstractContextManager[LeasedFile | None]:
+        """Lease `path` for the time of the block, which may map its pages; None where it cannot be leased.
+
+        Whoever wants to write to the file, or to cut it, waits until the block ends, and no longer than the system
+        lets them wait (45 s as a rule), so that it has to end soon after the file `is_wanted_back`.
         """
         ...
 

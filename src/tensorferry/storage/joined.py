@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from tensorferry.errors import LocateError, shown
 from tensorferry.storage.base import (
     File,
+    LeasedFile,
     Storage,
     StorageKind,
     SupportsLease,
@@ -95,6 +96,11 @@ class JoinedStorage:
         """Lend a range of a file of a part, if the part can."""
         _, part, inner = self._find(path)
         return part.lend(inner, offset, length) if isinstance(part, SupportsLease) else nullcontext()
+
+    def leased(self, path: str) -> AbstractContextManager[LeasedFile | None]:
+        """Lease a file of a part, if the part can."""
+        _, part, inner = self._find(path)
+        return part.leased(inner) if isinstance(part, SupportsLease) else nullcontext()
 
     def kind(self, path: str) -> StorageKind:
         """Return which kind of storage a file of a part lies on; local where the part does not know."""

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from tensorferry.storage.libc import libc
 from tensorferry.storage.page_cache import is_cached
 
-__all__ = ["Lease", "lent"]
+__all__ = ["Lease", "Leased", "leased", "lent"]
 
 _POPULATE_READ = 22  # Linux's MADV_POPULATE_READ, which Pythons do not name
 
@@ -40,13 +40,19 @@ class Lease:
     def take(self, fd: int) -> bool:
         """Return whether the file of `fd` is leased until `give_back`."""
         with self._lock, suppress(OSError):
-            if self._users and fcntl.fcntl(fd, fcntl.F_GETLEASE) != fcntl.F_RDLCK:
-                return False  # somebody waits
+            if self._users and self.is_wanted_back(fd):
+                return False
             if not self._users:
                 _lease(fd)
             self._users += 1
             return True
         return False
+
+    def is_wanted_back(self, fd: int) -> bool:
+        """Whether somebody waits for the lease on `fd`, or nobody has it any more."""
+        with suppress(OSError):
+            return fcntl.fcntl(fd, fcntl.F_GETLEASE) != fcntl.F_RDLCK
+        return True
 
     def give_back(self, fd: int) -> None:
         """End what `take` began."""
@@ -55,6 +61,36 @@ class Lease:
             if not self._users:
                 with suppress(OSError):  # it was taken from us, as we were stopped for longer than others have to wait
                     fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+
+
+class Leased:
+    """An open file that nobody writes to or cuts: who wants to waits until it is given back.
+
+    fd: its descriptor; size: in bytes.
+    """
+
+    __slots__ = ("_lease", "fd", "size")
+
+    def __init__(self, fd: int, lease: Lease) -> None:
+        self.fd, self._lease = fd, lease
+        self.size = os.fstat(fd).st_size
+
+    @property
+    def is_wanted_back(self) -> bool:
+        """Whether somebody waits for it."""
+        return self._lease.is_wanted_back(self.fd)
+
+
+@contextmanager
+def leased(fd: int, lease: Lease) -> Iterator[Leased | None]:
+    """Lease a file for the time of the block, which gives it back soon after it `is_wanted_back`. None if it cannot."""
+    if not hasattr(fcntl, "F_SETLEASE") or not lease.take(fd):
+        yield None
+        return
+    try:
+        yield Leased(fd, lease)
+    finally:
+        lease.give_back(fd)
 
 
 def _lease(fd: int) -> None:

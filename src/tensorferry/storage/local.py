@@ -17,7 +17,7 @@ from tensorferry.storage.base import File, Uncached
 from tensorferry.storage.direct import DirectFile, Filled, Spare
 from tensorferry.storage.folder import Folder, Identity, identity_of, located, refuse_irregular
 from tensorferry.storage.handle import Handle, fill, mapped, place_of, read_as_asked
-from tensorferry.storage.leases import lent
+from tensorferry.storage.leases import Leased, leased, lent
 from tensorferry.storage.open_files import OpenFiles
 from tensorferry.storage.page_cache import absent_ranges, cached_share, forget
 from tensorferry.storage.reading import asked
@@ -229,6 +229,16 @@ class LocalStorage:
                 return
             with lent(handle.fd, handle.lease, offset, length) as view:
                 yield view
+
+    @contextmanager
+    def leased(self, path: str) -> Iterator[Leased | None]:
+        """Lease `path` for the time of a block, in which it stays open; see `SupportsLease`."""
+        with self._held(path) as handle:
+            if handle.is_elsewhere:
+                yield None
+                return
+            with leased(handle.fd, handle.lease) as file:
+                yield file
 
     def map(self, path: str, *, writable: bool = False) -> memoryview:
         """Return all of `path` as a view of a private mapping, which holds one more descriptor.

@@ -9,7 +9,7 @@ from functools import cache
 
 from tensorferry.storage.libc import address, libc
 
-__all__ = ["PIECE", "in_touched_pieces", "is_untouched", "is_untouched_at", "touch", "touch_at"]
+__all__ = ["PIECE", "in_touched_pieces", "is_untouched", "is_untouched_at", "knows_populate", "touch", "touch_at"]
 
 PIECE = 1 << 20
 """Bytes that are touched and filled at a time: they are still in the processor's cache when they are filled."""
@@ -49,7 +49,7 @@ def is_untouched(view: memoryview) -> bool:
 
 def is_untouched_at(at: int, length: int) -> bool:
     """Do what `is_untouched` does for `length` bytes at an address."""
-    if not _knows_populate():
+    if not knows_populate():
         return False
     told = ctypes.c_ubyte(1)
     middle = (at + length // 2) // _PAGE * _PAGE
@@ -68,7 +68,7 @@ def _touch(view: memoryview) -> None:
 
 
 @cache
-def _knows_populate() -> bool:
+def knows_populate() -> bool:
     """Whether the kernel gives pages on demand, which Linux does since 5.14."""
     if libc() is None:
         return False

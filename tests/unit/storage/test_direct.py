@@ -265,7 +265,7 @@ def test_new_memory_has_its_pages_before_bytes_are_copied_there(
     monkeypatch.setattr(direct, "touch_at", lambda at, length: lengths.append(length))
     out = page_aligned(2 * SPARE, lead=8)
     storage.read_uncached("f", 1000, [out])
-    if touching._knows_populate():
+    if touching.knows_populate():
         assert len(out) - 4096 <= sum(lengths) <= len(out)  # but for what a block at the end has of it
     lengths.clear()
     storage.read_uncached("f", 1000, [out])

@@ -27,7 +27,7 @@ def touched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return lengths
 
 
-needs_the_call = pytest.mark.skipif(not touching._knows_populate(), reason="the kernel cannot be asked for pages")
+needs_the_call = pytest.mark.skipif(not touching.knows_populate(), reason="the kernel cannot be asked for pages")
 
 
 @needs_the_call
@@ -51,7 +51,7 @@ def test_small_memory_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_where_the_kernel_cannot_be_asked_all_is_filled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(touching, "_knows_populate", lambda: False)
+    monkeypatch.setattr(touching, "knows_populate", lambda: False)
     assert [len(piece) for piece in in_touched_pieces(fresh(2 * PIECE))] == [2 * PIECE]
 
 

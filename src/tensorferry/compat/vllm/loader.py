@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,9 +19,11 @@ from tensorferry.compat.vllm.options import assumed, load_config, options_for
 from tensorferry.compat.vllm.planning import Planned, party_of, planned, reading_together, refuse_misfit, uses_of
 from tensorferry.compat.vllm.quantizing import stream_online
 from tensorferry.compat.vllm.reloading import Needs, is_elsewhere, needs_of, remember, restored, taken
+from tensorferry.compat.vllm.settling import settle
 from tensorferry.compat.vllm.sources import open_for, sources_of
 from tensorferry.compat.vllm.telling import progress_in, tell, warnings_in
 from tensorferry.config import LoadConfig, ReadOptions
+from tensorferry.execute.borrowed import Borrowed
 from tensorferry.execute.exchange import sharing, told_of
 from tensorferry.loaders.sources import locate
 from tensorferry.parallel import Ranks
@@ -47,6 +49,7 @@ class TensorferryLoader(engine.BaseModelLoader):
         self.options = options_for(load_config_)
         self.config = load_config(load_config_)
         self.report: Report | None = None
+        self._borrowed: list[Borrowed] | None = None  # what is to be settled when the model has been post-processed
 
     def download_model(self, model_config: Any) -> None:
         """Fetch the weights from the Hub, unless they are here."""
@@ -54,9 +57,15 @@ class TensorferryLoader(engine.BaseModelLoader):
         locate(source, self.config, self.config.load_format)
 
     def load_model(self, vllm_config: Any, model_config: Any, **more: Any) -> nn.Module:
-        """Do all that vLLM does; what it loads for is known meanwhile."""
-        with engine.loading_for(vllm_config):
+        """Do all that vLLM does; what it loads for is known meanwhile.
+
+        Parameters may have the pages of files until vLLM has made of them what it uses; those that are left are copied
+        then.
+        """
+        with engine.loading_for(vllm_config), self._borrowing() as borrowed:
             made: nn.Module = super().load_model(vllm_config=vllm_config, model_config=model_config, **more)
+            for each in borrowed:
+                settle(made, each, engine.log)
             return made
 
     def load_weights(self, model: nn.Module, model_config: Any) -> None:
@@ -69,6 +78,8 @@ class TensorferryLoader(engine.BaseModelLoader):
                     checkpoint = until_loaded.enter_context(self._opened(model_config, model))
                 online = engine.quantizes_while_loading(model)
                 load = None if online else self._planned(model, checkpoint, model_config)
+                if load is not None and load.borrowed is not None and self._borrowed is not None:
+                    self._borrowed.append(load.borrowed)
                 party = until_loaded.enter_context(closing(party_of(load)))
                 mine = json.dumps([uses_of(load), party.offer, told_of(checkpoint.storage, checkpoint.catalogue.files)])
             uses, offers, files = zip(*map(json.loads, ranks.exchanged(mine)), strict=True)
@@ -112,7 +123,20 @@ class TensorferryLoader(engine.BaseModelLoader):
 
     def _planned(self, model: nn.Module, checkpoint: Checkpoint, model_config: Any) -> Planned:
         shared = partial(engine.shared_with_served, model, model_config)
-        return planned(model, checkpoint, self._assumed(model_config), engine.has_default_scales, shared)
+        borrows = self._borrowed is not None and self.options.borrow
+        config = self._assumed(model_config)
+        return planned(model, checkpoint, config, engine.has_default_scales, shared, borrows=borrows)
+
+    @contextmanager
+    def _borrowing(self) -> Iterator[list[Borrowed]]:
+        """Have loads borrow memory within the block, as somebody settles what they have borrowed before it ends."""
+        borrowed = self._borrowed = list[Borrowed]()
+        try:
+            yield borrowed
+        finally:
+            self._borrowed = None
+            for each in borrowed:
+                each.close()
 
     def _assumed(self, model_config: Any) -> LoadConfig:
         return assumed(self.config, engine.ranks(model_config))

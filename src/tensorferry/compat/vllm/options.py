@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
+from tensorferry.checks import expect
 from tensorferry.config import Folders, LoadConfig, LoaderUse, Strategy, options_of
 from tensorferry.errors import ConfigError
 from tensorferry.formats.file_names import LOAD_FORMATS
@@ -29,7 +30,8 @@ class VllmOptions:
 
     weights: where the weights of the served model are, if not with its configuration: a folder, a file, an address.
     format: which files count, as `load_format` elsewhere. strategy, threads, own_loader, links_to, read, strictness:
-    as in `tensorferry.LoadConfig`; the last two are mappings.
+    as in `tensorferry.LoadConfig`; the last two are mappings. borrow: whether parameters on the CPU have the pages of
+    files until vLLM has post-processed them, where these lie on a disk of this machine.
     """
 
     weights: str | None = None
@@ -40,12 +42,14 @@ class VllmOptions:
     links_to: Folders = ()
     read: Mapping[str, Any] = field(default_factory=dict)
     strictness: Mapping[str, Any] = field(default_factory=dict)
+    borrow: bool = True
 
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
             raise ConfigError(f"format {self.format!r}: one of {', '.join(FORMATS)} is expected")
         if self.weights is not None and (not isinstance(self.weights, str | os.PathLike) or not str(self.weights)):
             raise ConfigError(f"weights {self.weights!r}: the path of a folder or file is expected")
+        expect("borrow", self.borrow, bool, "true or false")
 
 
 def options_for(config: Any) -> VllmOptions:

@@ -7,6 +7,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
+import torch
 from torch import nn
 
 from tensorferry import api
@@ -24,11 +25,14 @@ from tensorferry.core.plan import Dropped, Plan, describe_problems
 from tensorferry.core.schedule import Schedule
 from tensorferry.core.strays import suggestions
 from tensorferry.errors import PlanError, shown
-from tensorferry.execute.exchange import Party
+from tensorferry.execute.borrowed import Borrowed
+from tensorferry.execute.borrowing import borrow
+from tensorferry.execute.exchange import Exchange, Party
 from tensorferry.loaders.own_loader import SelfLoad, prepare_own
 from tensorferry.loaders.reading import OwnReading
 from tensorferry.loaders.writes import Share
 from tensorferry.modules.finalize import hooked_modules
+from tensorferry.modules.moving import movable, move
 from tensorferry.modules.snapshot import Setting
 from tensorferry.modules.trace import Traced, trace
 from tensorferry.problems import Problem, ProblemKind
@@ -50,14 +54,26 @@ _HINT = (
 class Planned:
     """A load that can begin. computed: tensors that are left as the constructor made them, with the reason.
 
-    Those that streaming leaves are known afterwards, from `SelfLoad.lacking`. config: how it is done. schedule: how it
-    reads; None where it does so otherwise than by the usual executor, or where parameters are mapped.
+    Those that streaming leaves are known afterwards, from `SelfLoad.lacking`. config: how it is done. borrowed: memory
+    that needs no reading. schedule: how the rest is read; None where nobody has to know before. hands_on: whether this
+    rank reads for others, and they for it.
     """
 
     own: SelfLoad
     computed: dict[str, str]
     config: LoadConfig
+    borrowed: Borrowed | None = None
     schedule: Schedule | None = None
+    hands_on: bool = False
+
+    def reading(self, read: ReadOptions | None = None, exchange: Exchange | None = None) -> OwnReading:
+        """Return how it reads, with other options, together with other ranks."""
+        config = self.config if read is None else replace(self.config, read=read)
+        return OwnReading(config, exchange, None if self.borrowed is None else (self.borrowed, self._adopt))
+
+    def _adopt(self, name: str, memory: torch.Tensor) -> None:
+        module, _, leaf = name.rpartition(".")
+        move(getattr(self.own.model.get_submodule(module), leaf), memory)
 
 
 def planned(
@@ -66,11 +82,14 @@ def planned(
     config: LoadConfig,
     has_default_scales: HasDefaultScales,
     shared: Callable[[Collection[Setting]], Mapping[str, str]] = lambda settings: {},
+    *,
+    borrows: bool = False,
 ) -> Planned:
     """Trace the ``load_weights`` of `model` on `model` itself, and return what follows. Touches nothing.
 
     shared: returns what is taken from another model later, with the reason; told what the model's loader has set.
-    It is asked again when all has been streamed, for a loader that was not traced has set nothing before.
+    It is asked again when all has been streamed, for a loader that was not traced has set nothing before. borrows:
+    whether parameters may have the pages of files; `Planned.borrowed` is for the caller to settle, or to close.
     Raises PlanError where the loader fails, as it would when half of the model is filled; all else that does not fit
     is for `refuse_misfit`.
     """
@@ -89,8 +108,25 @@ def planned(
     plan = _settled(own.prepared.plan, is_padding, left)
     # vLLM runs the hooks itself, in its own order.
     own.prepared = replace(own.prepared, plan=plan, strict=config.strictness, processed=tuple(hooked_modules(model)))
-    schedule = api.scheduled(own.prepared) if _hands_on(model, config) else None
-    return Planned(own, {name: why for name, why in left.items() if name not in filled}, config, schedule)
+    hands_on = _hands_on(model, config)
+    borrowed = borrow(plan, checkpoint.storage, _movable(own)) if borrows and _may_borrow(config) else None
+    schedule = None
+    if hands_on or borrowed is not None:
+        schedule = api.scheduled(own.prepared if borrowed is None else replace(own.prepared, plan=borrowed.rest))
+    found = Planned(own, {n: why for n, why in left.items() if n not in filled}, config, borrowed, schedule, hands_on)
+    own.reading = found.reading()
+    return found
+
+
+def _movable(own: SelfLoad) -> Collection[str]:
+    """Return the parameters that can lie elsewhere, and are filled by the plan alone."""
+    return movable(own.model, own.prepared.target).keys() - own.traced.opaque.keys()
+
+
+def _may_borrow(config: LoadConfig) -> bool:
+    """Whether nothing else was asked for: to read in some way, or to leave the page cache alone."""
+    read = config.reading
+    return config.strategy == "lazy" and read.direct == "auto" and read.keep_cache and not read.huge_pages
 
 
 def _hands_on(model: nn.Module, config: LoadConfig) -> bool:
@@ -101,7 +137,7 @@ def _hands_on(model: nn.Module, config: LoadConfig) -> bool:
 
 def party_of(load: Planned | None) -> Party:
     """Return this rank as a party to an exchange with others, told what it will read; close it when it has met them."""
-    if load is None or load.schedule is None:
+    if load is None or not load.hands_on:
         return Party(None, None)
     return Party(load.schedule, load.own.prepared.checkpoint.storage)
 
@@ -114,13 +150,13 @@ def reading_together(
 
     read: how it reads, now that it is known which ranks share files.
     """
-    config = replace(load.config, read=read)
-    with party.meet(offers, rank, config.reading.workers) or nullcontext() as exchange:
-        load.own.reading = OwnReading(config, exchange)
+    workers = replace(load.config, read=read).reading.workers
+    with party.meet(offers, rank, workers) or nullcontext() as exchange:
+        load.own.reading = load.reading(read, exchange)
         try:
             yield
         finally:
-            load.own.reading = OwnReading(config)
+            load.own.reading = load.reading(read)
 
 
 def uses_of(load: Planned | None) -> str:

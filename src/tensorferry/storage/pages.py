@@ -1,0 +1,108 @@
+"""Memory whose pages are those of files, as they lie in the page cache, until it is told to have pages of its own.
+
+What a file has just as it is wanted is then neither read into memory nor copied there. Linux.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import weakref
+from typing import Any
+
+from tensorferry.storage.libc import libc
+from tensorferry.storage.touching import knows_populate
+
+__all__ = ["PAGE", "Pages", "can_borrow"]
+
+PAGE = mmap.PAGESIZE
+_FIXED, _NORESERVE = 0x10, 0x4000  # MAP_FIXED and MAP_NORESERVE of Linux, which older Pythons do not name
+_POPULATE_READ, _POPULATE_WRITE = 22, 23  # likewise of madvise
+_OWNED_AT_ONCE = 64 << 20
+"""Bytes that become memory of our own by one call: an interrupt waits no longer than for these."""
+
+
+class Pages:
+    """`nbytes` of memory whose address equals `begin` modulo a page, with no pages of its own until it is written to.
+
+    `take` hands it over: it lives as long as what is made of it. Positions count from the page that it begins in; they
+    and lengths are whole pages. Raises MemoryError where the system has no room for it.
+    """
+
+    __slots__ = ("_at", "_borrowed", "_kept", "_taken", "lead", "size")
+
+    def __init__(self, begin: int, nbytes: int) -> None:
+        self.lead = begin % PAGE
+        self.size = -(-(self.lead + nbytes) // PAGE) * PAGE
+        self._at = _map(None, self.size, mmap.MAP_ANONYMOUS, -1, 0)
+        self._kept: Any = (ctypes.c_char * self.size).from_address(self._at)
+        weakref.finalize(self._kept, libc().munmap, self._at, self.size).atexit = False
+        self._taken = weakref.ref(self._kept)
+        self._borrowed: list[tuple[int, int]] = []
+
+    def take(self) -> Any:
+        """Return the memory, all of its pages, as something with the buffer protocol; it is not kept here."""
+        memory, self._kept = self._kept, None
+        return memory
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether something that was made of the memory is alive."""
+        return self._taken() is not None
+
+    @property
+    def borrowed(self) -> int:
+        """Bytes of pages that are those of files."""
+        return sum(length for _, length in self._borrowed)
+
+    def is_at(self, address: int) -> bool:
+        """Whether the byte at `address` is one of these."""
+        return self._at <= address < self._at + self.size
+
+    def borrow(self, fd: int, offset: int, at: int, length: int) -> None:
+        """Have pages be those of a file from `offset` on. Nothing is read before it is used, or `bring` is called.
+
+        What is written to them stays in this process. Raises MemoryError where a process may have no more mappings.
+        """
+        _map(self._at + at, length, _FIXED, fd, offset)
+        self._borrowed.append((at, length))
+
+    def bring(self, at: int, length: int) -> bool:
+        """Have the pages of a range be there; False where that fails: the file was cut, or memory or a disk failed."""
+        return not libc().madvise(self._at + at, length, _POPULATE_READ)
+
+    def own(self) -> bool:
+        """Copy what is borrowed, page by page and in place: those who use it notice nothing. False as with `bring`.
+
+        Then, and where nobody uses it any more, nothing is borrowed.
+        """
+        memory = self._taken()  # it stays meanwhile
+        while self._borrowed and memory is not None:
+            at, length = self._borrowed[-1]
+            part = min(length, _OWNED_AT_ONCE)
+            if libc().madvise(self._at + at + length - part, part, _POPULATE_WRITE):
+                return False
+            self._borrowed[-1:] = [(at, length - part)] if part < length else []
+        self._borrowed.clear()
+        return True
+
+    def drop(self) -> None:
+        """Have zeros in place of what is borrowed: its values are given up."""
+        memory = self._taken()
+        while self._borrowed:
+            at, length = self._borrowed.pop()
+            if memory is not None:
+                _map(self._at + at, length, _FIXED | mmap.MAP_ANONYMOUS, -1, 0)
+
+
+def can_borrow() -> bool:
+    """Whether this system can do what `Pages` does, which Linux can since 5.14."""
+    return libc("mmap", "munmap", "madvise") is not None and knows_populate()
+
+
+def _map(at: int | None, length: int, flags: int, fd: int, offset: int) -> int:
+    how = mmap.MAP_PRIVATE | _NORESERVE | flags
+    found = libc().mmap(at, length, mmap.PROT_READ | mmap.PROT_WRITE, how, fd, offset)
+    if found in (None, ctypes.c_void_p(-1).value):
+        raise MemoryError(f"{length:,} bytes could not be mapped")
+    return int(found)
