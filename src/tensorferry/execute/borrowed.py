@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import queue
-import threading
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
@@ -13,20 +10,14 @@ from typing import NamedTuple, NoReturn, Self
 import torch
 
 from tensorferry.core.plan import Plan
-from tensorferry.errors import ReadError
+from tensorferry.errors import ReadError, shown
 from tensorferry.execute.lying import Paged
 from tensorferry.numerics.memory import bytes_of, tensor_over
 from tensorferry.numerics.torch_dtypes import torch_dtype, torch_shape
-from tensorferry.storage.base import LeasedFile, Storage, SupportsLease
+from tensorferry.storage.base import LeasedFile, Storage, SupportsLeasedFiles
 from tensorferry.storage.pages import PAGE, Pages
-from tensorferry.waiting import joined, started
 
 __all__ = ["Borrowed", "Piece"]
-
-_log = logging.getLogger(__name__)
-
-_LOOKS_EVERY = 0.1
-"""Seconds between looks whether somebody waits for a file."""
 
 
 class Piece(NamedTuple):
@@ -47,10 +38,10 @@ class Piece(NamedTuple):
 
 class Borrowed:
     """Parameters of which pieces are pages of files. Whoever wants to write to such a file, or to cut it, waits until
-    these have been copied, which is done soon, in place, and without anybody's help.
+    `settle` has copied what is left of them then; see `SupportsLeasedFiles` for how long they do.
 
     Users of the parameters notice nothing of it all; what they write to them never reaches a file. It is a context
-    manager, that has zeros in place of what is borrowed in the end, unless `settle` was called.
+    manager that has zeros in place of what is borrowed in the end, unless it was settled.
 
     tensors: the parameters, by name, until `hand_over` is called.
     """
@@ -61,10 +52,7 @@ class Borrowed:
         self._pieces: list[Piece] = []
         self._steps: set[int] = set()
         self._files: dict[str, LeasedFile | None] = {}
-        self._leases: dict[str, ExitStack] = {}
-        self._lock = threading.Lock()  # of the leases, and of what becomes of pages
-        self._ends: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._watcher: threading.Thread | None = None
+        self._leases = ExitStack()
         self.tensors: dict[str, torch.Tensor] = {}
 
     @property
@@ -126,30 +114,23 @@ class Borrowed:
         """Keep the parameters no longer: each goes with its last user."""
         self.tensors.clear()
 
-    def watch(self) -> None:
-        """Look from now on whether somebody waits for a file, and give that back."""
-        self._watcher = threading.Thread(target=self._look, name="tensorferry-leases", daemon=True)
-        started(self._watcher)
-
     def settle(self) -> None:
-        """Copy what is borrowed, in place, and give the files back. Raises ReadError."""
-        with self._lock:
-            for name, pages in self._pages.items():
-                if not pages.own():
-                    self._refuse(next(piece for piece in self._pieces if piece.parameter == name))
+        """Copy what is borrowed, in place, and give files back. Nobody may write to it meanwhile. Raises ReadError."""
+        for name, pages in self._pages.items():
+            if not pages.own():
+                file = next(piece.file for piece in self._pieces if piece.parameter == name)
+                raise ReadError(
+                    f"{file} ({self._storage.uri}): what {shown(name)} has of it could not be copied: memory is short, "
+                    "its disk failed, or it was cut"
+                )
         self.close()
 
     def close(self) -> None:
         """Put zeros in place of what is borrowed, and give the files back; idempotent."""
-        self._ends.put(None)
-        if self._watcher is not None:
-            joined(self._watcher)
         self.tensors.clear()
-        with self._lock:
-            for pages in self._pages.values():
-                pages.drop()
-            while self._leases:
-                self._leases.popitem()[1].close()
+        for pages in self._pages.values():
+            pages.drop()
+        self._leases.close()
 
     def __enter__(self) -> Self:
         return self
@@ -161,32 +142,10 @@ class Borrowed:
         """Whether a file is leased, if need be from now on, and has at least `end` bytes."""
         if path not in self._files:
             self._files[path] = None
-            if isinstance(self._storage, SupportsLease):
-                lease = self._leases[path] = ExitStack()
-                self._files[path] = lease.enter_context(self._storage.leased(path))
+            if isinstance(self._storage, SupportsLeasedFiles):
+                self._files[path] = self._leases.enter_context(self._storage.leased(path))
         file = self._files[path]
         return file is not None and end <= file.size
-
-    def _look(self) -> None:
-        while True:
-            try:
-                return self._ends.get(timeout=_LOOKS_EVERY)
-            except queue.Empty:
-                for path in list(self._leases):
-                    self._give_back_if_wanted(path)
-
-    def _give_back_if_wanted(self, path: str) -> None:
-        """Make all of a file our own, if somebody waits for it, and give it back."""
-        file = self._files[path]
-        if file is None or not file.is_wanted_back:
-            return
-        with self._lock:
-            if path not in self._leases:
-                return
-            users = {piece.parameter for piece in self._pieces if piece.file == path}
-            if all(self._pages[name].own() for name in users):
-                self._leases.pop(path).close()
-                _log.info("%s is given back to who wants to write to it: its parameters have been copied", path)
 
     def _refuse(self, piece: Piece) -> NoReturn:
         """Raise what is wrong with the file of a piece that cannot be had."""

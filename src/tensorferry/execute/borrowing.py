@@ -53,7 +53,6 @@ def borrow(plan: Plan, storage: Storage, wanted: Collection[str]) -> Borrowed | 
                 left -= len(runs)
         if left == _MOST:
             return None
-        made.watch()
         if_unused.pop_all()
     return made
 

@@ -16,6 +16,7 @@ __all__ = [
     "SupportsDevice",
     "SupportsKind",
     "SupportsLease",
+    "SupportsLeasedFiles",
     "SupportsLocalPath",
     "SupportsMap",
     "SupportsNested",
@@ -168,16 +169,11 @@ class SupportsUncached(Protocol):
         ...
 
 
-class LeasedFile(Protocol):
-    """An open file that nobody writes to or cuts meanwhile."""
+class LeasedFile(NamedTuple):
+    """A file that nobody writes to or cuts meanwhile, by its descriptor and its size in bytes."""
 
     fd: int
     size: int
-
-    @property
-    def is_wanted_back(self) -> bool:
-        """Whether somebody waits for it to be given back."""
-        ...
 
 
 @runtime_checkable
@@ -193,11 +189,16 @@ class SupportsLease(Protocol):
         """
         ...
 
+
+@runtime_checkable
+class SupportsLeasedFiles(Protocol):
+    """Storages of this machine that keep others from writing to files."""
+
     def leased(self, path: str) -> AbstractContextManager[LeasedFile | None]:
         """Lease `path` for the time of the block, which may map its pages; None where it cannot be leased.
 
-        Whoever wants to write to the file, or to cut it, waits until the block ends, and no longer than the system
-        lets them wait (45 s as a rule), so that it has to end soon after the file `is_wanted_back`.
+        Whoever wants to write to the file, or to cut it, waits until the block ends, but for no longer than the system
+        has them wait (45 s as a rule): who touches a page of a mapping then that is no longer in the file is killed.
         """
         ...
 

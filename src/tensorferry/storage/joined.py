@@ -12,6 +12,7 @@ from tensorferry.storage.base import (
     Storage,
     StorageKind,
     SupportsLease,
+    SupportsLeasedFiles,
     SupportsLocalPath,
     SupportsReadAhead,
     SupportsUncached,
@@ -100,7 +101,7 @@ class JoinedStorage:
     def leased(self, path: str) -> AbstractContextManager[LeasedFile | None]:
         """Lease a file of a part, if the part can."""
         _, part, inner = self._find(path)
-        return part.leased(inner) if isinstance(part, SupportsLease) else nullcontext()
+        return part.leased(inner) if isinstance(part, SupportsLeasedFiles) else nullcontext()
 
     def kind(self, path: str) -> StorageKind:
         """Return which kind of storage a file of a part lies on; local where the part does not know."""

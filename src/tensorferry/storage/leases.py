@@ -16,10 +16,11 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from tensorferry.storage.base import LeasedFile
 from tensorferry.storage.libc import libc
 from tensorferry.storage.page_cache import is_cached
 
-__all__ = ["Lease", "Leased", "leased", "lent"]
+__all__ = ["Lease", "leased", "lent"]
 
 _POPULATE_READ = 22  # Linux's MADV_POPULATE_READ, which Pythons do not name
 
@@ -40,19 +41,13 @@ class Lease:
     def take(self, fd: int) -> bool:
         """Return whether the file of `fd` is leased until `give_back`."""
         with self._lock, suppress(OSError):
-            if self._users and self.is_wanted_back(fd):
-                return False
+            if self._users and fcntl.fcntl(fd, fcntl.F_GETLEASE) != fcntl.F_RDLCK:
+                return False  # somebody waits
             if not self._users:
                 _lease(fd)
             self._users += 1
             return True
         return False
-
-    def is_wanted_back(self, fd: int) -> bool:
-        """Whether somebody waits for the lease on `fd`, or nobody has it any more."""
-        with suppress(OSError):
-            return fcntl.fcntl(fd, fcntl.F_GETLEASE) != fcntl.F_RDLCK
-        return True
 
     def give_back(self, fd: int) -> None:
         """End what `take` began."""
@@ -63,32 +58,14 @@ class Lease:
                     fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
 
 
-class Leased:
-    """An open file that nobody writes to or cuts: who wants to waits until it is given back.
-
-    fd: its descriptor; size: in bytes.
-    """
-
-    __slots__ = ("_lease", "fd", "size")
-
-    def __init__(self, fd: int, lease: Lease) -> None:
-        self.fd, self._lease = fd, lease
-        self.size = os.fstat(fd).st_size
-
-    @property
-    def is_wanted_back(self) -> bool:
-        """Whether somebody waits for it."""
-        return self._lease.is_wanted_back(self.fd)
-
-
 @contextmanager
-def leased(fd: int, lease: Lease) -> Iterator[Leased | None]:
-    """Lease a file for the time of the block, which gives it back soon after it `is_wanted_back`. None if it cannot."""
+def leased(fd: int, lease: Lease) -> Iterator[LeasedFile | None]:
+    """Lease a file for the time of the block; see `SupportsLeasedFiles`."""
     if not hasattr(fcntl, "F_SETLEASE") or not lease.take(fd):
         yield None
         return
     try:
-        yield Leased(fd, lease)
+        yield LeasedFile(fd, os.fstat(fd).st_size)
     finally:
         lease.give_back(fd)
 

@@ -31,6 +31,8 @@ def _library() -> Any:
         library.mmap.restype = ctypes.c_void_p
         library.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
         library.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+        library.mremap.restype = ctypes.c_void_p
+        library.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
         library.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
         library.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
         library.syscall.restype = ctypes.c_long

@@ -13,11 +13,11 @@ from types import TracebackType
 from typing import Literal, Self
 
 from tensorferry.errors import ReadError
-from tensorferry.storage.base import File, Uncached
+from tensorferry.storage.base import File, LeasedFile, Uncached
 from tensorferry.storage.direct import DirectFile, Filled, Spare
 from tensorferry.storage.folder import Folder, Identity, identity_of, located, refuse_irregular
 from tensorferry.storage.handle import Handle, fill, mapped, place_of, read_as_asked
-from tensorferry.storage.leases import Leased, leased, lent
+from tensorferry.storage.leases import leased, lent
 from tensorferry.storage.open_files import OpenFiles
 from tensorferry.storage.page_cache import absent_ranges, cached_share, forget
 from tensorferry.storage.reading import asked
@@ -39,7 +39,8 @@ class Counters:
 
 class LocalStorage:
     """The folder `root`, and its sub-folders, as a `Storage` that also `SupportsMap`, `SupportsScatter`,
-    `SupportsRuns`, `SupportsReadAhead`, `SupportsUncached`, `SupportsLease`, `SupportsNested` and `SupportsKind`.
+    `SupportsRuns`, `SupportsReadAhead`, `SupportsUncached`, `SupportsLease`, `SupportsLeasedFiles`, `SupportsNested`
+    and `SupportsKind`.
 
     Nothing outside the folder is opened, whatever a path or a link says; see `Folder` for the links of a hub cache.
     The folder itself may be a link. All methods may be called from several threads.
@@ -231,8 +232,8 @@ class LocalStorage:
                 yield view
 
     @contextmanager
-    def leased(self, path: str) -> Iterator[Leased | None]:
-        """Lease `path` for the time of a block, in which it stays open; see `SupportsLease`."""
+    def leased(self, path: str) -> Iterator[LeasedFile | None]:
+        """Lease `path` for the time of a block, in which it stays open; see `SupportsLeasedFiles`."""
         with self._held(path) as handle:
             if handle.is_elsewhere:
                 yield None

@@ -17,9 +17,10 @@ __all__ = ["PAGE", "Pages", "can_borrow"]
 
 PAGE = mmap.PAGESIZE
 _FIXED, _NORESERVE = 0x10, 0x4000  # MAP_FIXED and MAP_NORESERVE of Linux, which older Pythons do not name
-_POPULATE_READ, _POPULATE_WRITE = 22, 23  # likewise of madvise
+_POPULATE_READ = 22  # MADV_POPULATE_READ, likewise
+_TO_FIXED = 3  # MREMAP_MAYMOVE and MREMAP_FIXED
 _OWNED_AT_ONCE = 64 << 20
-"""Bytes that become memory of our own by one call: an interrupt waits no longer than for these."""
+"""Bytes that are copied by one call: so much more memory is needed meanwhile, and so long an interrupt waits."""
 
 
 class Pages:
@@ -72,19 +73,34 @@ class Pages:
         return not libc().madvise(self._at + at, length, _POPULATE_READ)
 
     def own(self) -> bool:
-        """Copy what is borrowed, page by page and in place: those who use it notice nothing. False as with `bring`.
+        """Copy what is borrowed, in place: who uses the memory notices nothing, if nobody writes to it meanwhile.
 
-        Then, and where nobody uses it any more, nothing is borrowed.
+        False as with `bring`, or where there is no room. Where nobody uses it any more, nothing is copied. (A page that
+        is copied as somebody writes to it is still one of the file: it goes when that is cut.)
         """
         memory = self._taken()  # it stays meanwhile
         while self._borrowed and memory is not None:
             at, length = self._borrowed[-1]
             part = min(length, _OWNED_AT_ONCE)
-            if libc().madvise(self._at + at + length - part, part, _POPULATE_WRITE):
+            if not self._own(at + length - part, part):
                 return False
             self._borrowed[-1:] = [(at, length - part)] if part < length else []
         self._borrowed.clear()
         return True
+
+    def _own(self, at: int, length: int) -> bool:
+        """Put a copy of the pages of a range in their place."""
+        if not self.bring(at, length):
+            return False
+        try:
+            copy = _map(None, length, mmap.MAP_ANONYMOUS, -1, 0)
+        except MemoryError:
+            return False
+        ctypes.memmove(copy, self._at + at, length)
+        moved: int = libc().mremap(copy, length, length, _TO_FIXED, self._at + at)
+        if moved != self._at + at:
+            libc().munmap(copy, length)
+        return moved == self._at + at
 
     def drop(self) -> None:
         """Have zeros in place of what is borrowed: its values are given up."""
@@ -97,7 +113,7 @@ class Pages:
 
 def can_borrow() -> bool:
     """Whether this system can do what `Pages` does, which Linux can since 5.14."""
-    return libc("mmap", "munmap", "madvise") is not None and knows_populate()
+    return libc("mmap", "munmap", "madvise", "mremap") is not None and knows_populate()
 
 
 def _map(at: int | None, length: int, flags: int, fd: int, offset: int) -> int:

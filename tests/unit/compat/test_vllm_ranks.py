@@ -66,8 +66,8 @@ def share_norm_once_planned() -> None:
 
     planned = vars(loader)["planned"]
 
-    def planned_and_shared(model: nn.Module, *args: Any) -> Any:
-        load = planned(model, *args)
+    def planned_and_shared(model: nn.Module, *args: Any, **more: Any) -> Any:
+        load = planned(model, *args, **more)
         single = torch.full((1,), 77.0).expand(model.get_parameter("norm.weight").shape)
         model.get_submodule("norm").weight = nn.Parameter(single)
         return load
