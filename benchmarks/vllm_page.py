@@ -104,7 +104,10 @@ def _found(records: Records, least: float) -> tuple[str, str]:
 
 
 def _table(records: Records, total: int) -> Iterator[str]:
-    columns = ("way", "seconds", "least to most", "CPU s a rank", "read, MiB", "asked for a rank, MiB", "phases, s")
+    columns = (
+        "way", "seconds", "least to most", "until processed", "CPU s a rank", "read, MiB", "asked for a rank, MiB",
+        "phases, s",
+    )  # fmt: skip
     yield f"| {' | '.join(columns)} |"
     yield f"|{' --- |' * len(columns)}"
     for way, some in _by_way(records).items():
@@ -114,7 +117,8 @@ def _table(records: Records, total: int) -> Iterator[str]:
         asked = max(said["asked"] or total for said in ranks[0])
         yield (
             f"| {f'**{way}**' if way == OURS else way} | {median(seconds):.2f} | {min(seconds):.2f} to "
-            f"{max(seconds):.2f} | {median(max(said['cpu'] for said in one) for one in ranks):.2f} | "
+            f"{max(seconds):.2f} | {'' if way == RAW else f'{median(r["ready"] for r in some):.2f}'} | "
+            f"{median(max(said['cpu'] for said in one) for one in ranks):.2f} | "
             f"{read / _MIB:,.0f} | {asked / _MIB:,.0f} | {_phases([said for one in ranks for said in one])} |"
         )
 

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from tensorferry.core.names import fold
 from tensorferry.core.plan import Plan
 from tensorferry.core.schedule import Batch
-from tensorferry.errors import TensorferryError, shown
+from tensorferry.errors import ReadError, TensorferryError, shown
 
-__all__ = ["entries_of", "reading_for"]
+__all__ = ["entries_of", "reading_for", "too_short"]
 
 _LISTED = 3
 
@@ -26,6 +26,11 @@ def reading_for(names: Iterable[str]) -> Iterator[None]:
     except Exception as error:
         error.add_note(_while(names))
         raise
+
+
+def too_short(file: str, name: str) -> ReadError:
+    """Return what to raise where a file that is mapped ends before a tensor that it should have."""
+    return ReadError(f"{file}: is shorter than its header says, or was cut since: {shown(name)} ends past it")
 
 
 def _while(names: Iterable[str]) -> str:

@@ -7,7 +7,8 @@ from collections.abc import Container
 import torch
 
 from tensorferry.core.plan import Plan
-from tensorferry.errors import ConfigError, ReadError, shown
+from tensorferry.errors import ConfigError
+from tensorferry.execute.blame import too_short
 from tensorferry.execute.lying import whole_runs
 from tensorferry.numerics.memory import tensor_over
 from tensorferry.numerics.torch_dtypes import torch_dtype, torch_shape
@@ -34,8 +35,6 @@ def mapped_parameters(plan: Plan, storage: Storage, wanted: Container[str]) -> d
         if name in wanted and run.start % dtype.itemsize == 0:
             file = storage.map(run.file, writable=True)
             if run.start + run.length > len(file):
-                raise ReadError(
-                    f"{run.file}: is shorter than its header says, or was cut since: {shown(name)} ends past it"
-                )
+                raise too_short(run.file, name)
             found[name] = tensor_over(file, run.start, torch_shape(spec.dtype, spec.shape), dtype)
     return found

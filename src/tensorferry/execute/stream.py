@@ -11,8 +11,9 @@ import torch
 
 from tensorferry.config import ReadOptions
 from tensorferry.core.catalogue import TensorEntry
-from tensorferry.errors import ReadError, shown
+from tensorferry.errors import ReadError
 from tensorferry.execute.base import Counters
+from tensorferry.execute.blame import too_short
 from tensorferry.execute.making import is_made, reads_of, room_of
 from tensorferry.execute.pool import PATIENCE, Readers
 from tensorferry.execute.simple import entry_in, read_entry, read_entry_through
@@ -105,9 +106,7 @@ def mapped(storage: SupportsMap, entries: Iterable[TensorEntry]) -> Iterator[tup
         if span.file not in files:
             files[span.file] = _bytes(storage.map(span.file))
         if span.offset + span.length > len(files[span.file]):
-            raise ReadError(
-                f"{span.file}: is shorter than its header says, or was cut since: {shown(entry.name)} ends past it"
-            )
+            raise too_short(span.file, entry.name)
         yield entry.name, entry_in(files[span.file][span.offset : span.offset + span.length], entry)
 
 
