@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ pytest.importorskip("obstore")
 import tensorferry
 from helpers.checkpoints import ar, write_index, write_safetensors
 from helpers.command_line import CommandLine
-from helpers.fake_vllm import FakeVllm, model_config
+from helpers.fake_vllm import FakeVllm, installed, model_config
 from helpers.gguf_models import tiny_llama
 from helpers.object_stores import BUCKET, READER, FaultyStore, Seaweed, upload
 from helpers.old_loaders import NanoModel, nano_checkpoint, poisoned
@@ -184,6 +184,55 @@ def test_ranks_that_divide_a_model_each_read_their_part(
     for (ours, kind, nbytes), (expected, _, least) in zip(there, here, strict=True):
         assert torch.equal(ours, expected)
         assert (kind, nbytes) == ("remote", least)
+
+
+LAYERS, ROWS, WIDTH = 4, 2048, 1024
+
+
+class Columns(nn.Module):
+    """Matrices that ranks divide by columns, and a vector that each needs."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__()
+        self.first, self.width = rank * WIDTH // size, WIDTH // size
+        self.norm = nn.Parameter(torch.full((WIDTH,), 77.0))
+        for n in range(LAYERS):
+            self.register_parameter(f"w{n}", nn.Parameter(torch.full((ROWS, self.width), 77.0)))
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        for name, tensor in weights:
+            part = tensor if name == "norm" else tensor.narrow(1, self.first, self.width)
+            self.get_parameter(name).data.copy_(part)
+
+
+def filled_from(rank: int, size: int, uri: str, variables: dict[str, str], read: dict[str, Any]) -> Any:
+    import torch.distributed as dist
+
+    with pytest.MonkeyPatch.context() as patch, installed() as vllm:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        vllm.share(size, rank, dist.group.WORLD)
+        model = Columns(rank, size)
+        report = load(vllm, Path("nowhere"), model, weights=uri, read=read).report
+        return {n: p.detach().clone() for n, p in model.named_parameters()}, report.bytes_read, report.ways
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_columns_that_ranks_of_one_machine_need_are_fetched_once(
+    two_ranks: Ranks, s3: Seaweed, prefix: str, tmp_path: Path, exchange: bool
+) -> None:
+    values = {f"w{n}": ar(ROWS, WIDTH, start=n) for n in range(LAYERS)} | {"norm": ar(WIDTH)}
+    write_safetensors(tmp_path / "m" / "model.safetensors", values)
+    uri = s3.upload(tmp_path / "m", prefix)
+    found = two_ranks.run(filled_from, uri, s3.variables(), {"exchange": exchange})
+    for rank, (parameters, _, ways) in enumerate(found):
+        for name, tensor in values.items():
+            part = tensor if name == "norm" else tensor.chunk(2, 1)[rank]
+            assert torch.equal(parameters[name], part), name
+        assert ("from another rank" in ways) == exchange
+    nbytes = 4 * LAYERS * ROWS * WIDTH
+    fetched = sum(nbytes for _, nbytes, _ in found)
+    assert fetched == (1 if exchange else 2) * nbytes + 2 * 4 * WIDTH
 
 
 # -- everything else that opens checkpoints ---------------------------------------------------------------------------

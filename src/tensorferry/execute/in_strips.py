@@ -79,8 +79,10 @@ class InStrips:
         found = {}
         for n, some in parts.items():
             read = batch.reads[n]
-            if self.ways.splits_freely(read.file):
-                slices = tuple(self._slice(read, batch.tasks[part.task], part) for part in some)
+            if not (self.exchange or self.ways.splits_freely(read.file)):
+                continue
+            slices = tuple(self._slice(read, batch.tasks[part.task], part) for part in some)
+            if self.ways.splits_freely(read.file) or any(one.together for one in slices):
                 found[n] = Cut(read, tuple(part.task for part in some), slices)
         return found
 

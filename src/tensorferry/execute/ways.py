@@ -96,6 +96,10 @@ class Ways:
         """Whether several requests for a part of `file` take no longer than one: nothing far away answers them."""
         return self._kind(file) == "local"
 
+    def is_far(self, file: str) -> bool:
+        """Whether each request for a part of `file` goes to a store of objects, which keeps nothing for the next."""
+        return self._kind(file) == "remote"
+
     def _kind(self, file: str) -> str:
         """Return which kind of storage `file` lies on; "" where nobody knows."""
         if file not in self._kinds:

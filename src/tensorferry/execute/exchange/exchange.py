@@ -26,8 +26,8 @@ from tensorferry.waiting import joined, started
 
 __all__ = ["Exchange", "Party"]
 
-_PATIENCE = 5.0
-"""Seconds that a rank waits for another one before it does without it."""
+_PATIENCE, _PATIENCE_FAR = 5.0, 60.0
+"""Seconds that a rank waits for another one before it does without it, where disks are near and where stores are far."""
 _MEETING = 2.0
 """Seconds in which ranks that have just agreed on a load have to find each other."""
 _LOOK = 0.1
@@ -47,12 +47,14 @@ class Party:
 
     def __init__(self, schedule: Schedule | None, storage: Storage | None) -> None:
         self._door: Door | None = None
-        self._room = 0
+        self._room, self._patience = 0, _PATIENCE
         self.offer = ""
         where = neighbourhood()
         needs, files = _needs(schedule, storage) if schedule is not None and storage is not None and where else ((), {})
         if schedule is not None and needs:
             self._room = schedule.max_staging - max(batch.staging for batch in schedule.batches)
+        if storage is not None and any(map(Ways(storage).is_far, files)):
+            self._patience = _PATIENCE_FAR
         if needs and self._room >= nbytes_of(1, max(need.rows.each for need in needs)):
             with suppress(OSError):
                 self._door = Door()
@@ -82,7 +84,7 @@ class Party:
             trays.close()
             raise
         try:
-            return Exchange(rank, rows, trays, links)
+            return Exchange(rank, rows, trays, links, self._patience)
         except RuntimeError:  # the system has no thread left for it
             return None
 
@@ -95,10 +97,12 @@ class Party:
 def _needs(schedule: Schedule, storage: Storage) -> tuple[tuple[Need, ...], dict[str, str]]:
     """Return the rows that others may need as well, and what each of their files is.
 
-    Left out are those of files far away, and those that two names lead to: they would have to be handed on twice.
+    Left out are those on network file systems, of which the page cache keeps what one of them has read, and those that
+    two names lead to: they would have to be handed on twice.
     """
     ways = Ways(storage)
-    needs = [need for need in offered(schedule) if ways.splits_freely(need.rows.file)]
+    found = offered(schedule, ways.is_far)
+    needs = [need for need in found if ways.splits_freely(need.rows.file) or ways.is_far(need.rows.file)]
     files = {file: str(storage.stat(file).identity) for file in dict.fromkeys(need.rows.file for need in needs)}
     times = Counter((files[need.rows.file], *need.rows[1:]) for need in needs)
     return tuple(need for need in needs if times[files[need.rows.file], *need.rows[1:]] == 1), files
@@ -114,12 +118,19 @@ class Exchange:
     """What `rank` reads for others, and they for it. May be used from several threads; close it at the end.
 
     rows: what is shared, and with whom. trays: what this rank gives goes there; each thread has two. links: to those
-    of the others that could be reached. Trays and links are its own from then on. Raises RuntimeError where no thread
+    of the others that could be reached. patience: seconds that others are waited for at a time. Trays and links are its own from then on. Raises RuntimeError where no thread
     can be started.
     """
 
-    def __init__(self, rank: int, rows: Mapping[Rows, SharedRows], trays: Trays, links: Mapping[int, Link]) -> None:
-        self.rank = rank
+    def __init__(
+        self,
+        rank: int,
+        rows: Mapping[Rows, SharedRows],
+        trays: Trays,
+        links: Mapping[int, Link],
+        patience: float,
+    ) -> None:
+        self.rank, self._patience = rank, patience
         self._rows, self._trays, self._links = rows, trays, links
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)  # whoever may be interrupted takes the lock itself
@@ -235,7 +246,7 @@ class Exchange:
 
     def _comes(self, what: Callable[[], bool], stopped: Callable[[], bool]) -> bool:
         """Wait, with the lock held, until `what` is so; return whether it is, soon after the patience has ended."""
-        until = time.monotonic() + _PATIENCE
+        until = time.monotonic() + self._patience
         while not what():
             if stopped() or time.monotonic() > until:
                 return False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
@@ -124,19 +124,22 @@ class Offer:
         return cls(found["neighbourhood"], found["address"], dict(found["files"]), needs)
 
 
-def offered(schedule: Schedule) -> list[Need]:
+def offered(schedule: Schedule, is_far: Callable[[str], bool] = lambda file: False) -> list[Need]:
     """Return what a schedule needs of rows of which it needs but a part, in the order in which it reads them.
 
-    Rows that it needs for two tasks are left out: they would have to be handed on twice.
+    Rows that it needs for two tasks are left out: they would have to be handed on twice. is_far: whether requests for a
+    file take so long that one for several tasks is not to become one for each.
     """
-    found = [need for batch in schedule.batches for need in _needs(schedule.plan, batch)]
+    found = [need for batch in schedule.batches for need in _needs(schedule.plan, batch, is_far)]
     times = Counter(need.rows for need in found)
     return [need for need in found if times[need.rows] == 1]
 
 
-def _needs(plan: Plan, batch: Batch) -> Iterator[Need]:
+def _needs(plan: Plan, batch: Batch, is_far: Callable[[str], bool]) -> Iterator[Need]:
     little = {number for number, task in enumerate(batch.tasks) if needs_little(task)}
     for n, parts in parts_of(plan, batch, least=LEAST).items() if little else ():
+        if is_far(batch.reads[n].file) and not all(part.task in little for part in parts):
+            continue
         for part in parts:
             if part.task in little:
                 need = need_of(plan, batch.reads[n], batch.tasks[part.task], part)

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -114,6 +114,66 @@ def test_each_byte_is_read_by_one_rank_and_is_right_on_all(edges: tuple[int, ...
     assert all(one[1] <= two[0] for one, two in pairwise(ranges))
     assert all(counters.ways["from another rank"] for counters, _ in found)
     assert all(one and counters.staging_peak > one.nbytes for one, (counters, _) in zip(exchanges, found, strict=True))
+
+
+class FarStorage(MemoryStorage):
+    """Files in an object store, of which each read is a request."""
+
+    def kind(self, path: str) -> Literal["remote"]:  # type: ignore[override]
+        return "remote"
+
+
+@pytest.mark.parametrize("max_read", [16 * MIB, 2 * MIB])
+def test_what_comes_from_far_away_is_asked_for_by_one_rank(max_read: int) -> None:
+    schedules = [schedule_for(0, 512, max_read=max_read), schedule_for(512, 1024, max_read=max_read)]
+    storages = [FarStorage({"f": contents()}) for _ in schedules]
+    found = load(met(list(schedules), storages), schedules, storages)
+    for rank, (_, parameters) in enumerate(found):
+        for layer in range(LAYERS):
+            wanted = values(layer)[:, rank * 512 : rank * 512 + 512]
+            assert torch.equal(parameters[f"w{layer}"].view(torch.int16), wanted.view(torch.int16))
+    nbytes = LAYERS * ROWS * WIDTH * 2
+    assert sum(counters.bytes_read for counters, _ in found) == nbytes
+    assert sum(counters.ways["fetched"] for counters, _ in found) == nbytes
+    assert sum(counters.ways["from another rank"] for counters, _ in found) == nbytes / 2
+    ranges = sorted((at, at + length) for storage in storages for _, at, length in storage.reads)
+    assert all(one[1] <= two[0] for one, two in pairwise(ranges))
+
+
+def with_a_norm(start: int, stop: int) -> Schedule:
+    """Return how a rank reads columns, and a vector of a mebibyte that lies behind them, with one request."""
+    bf16 = DTYPES["BF16"]
+    columns = TensorEntry.at("w", bf16, (ROWS, WIDTH), "f", 1000)
+    norm = TensorEntry.at("norm", bf16, (MIB // 2,), "f", 1000 + ROWS * WIDTH * 2)
+    part = Source(columns, Region((ROWS, WIDTH), Box((0, start), (ROWS, stop))))
+    whole = Region.whole((MIB // 2,))
+    steps = Step("w", Region.whole((ROWS, stop - start)), (part,)), Step("norm", whole, (Source(norm, whole),))
+    plan = Plan(steps, {"w": TensorSpec(bf16, (ROWS, stop - start)), "norm": TensorSpec(bf16, whole.view)})
+    return lower(plan, max_gap=4096, max_read=16 * MIB, max_staging=64 * MIB, waste=100.0)
+
+
+def test_a_request_for_several_tensors_stays_one() -> None:
+    schedules = [with_a_norm(0, 512), with_a_norm(512, 1024)]
+    assert [schedule.reads for schedule in schedules] == [1, 1]
+    far = [FarStorage({"f": contents()}) for _ in schedules]
+    assert met(list(schedules), far) == [None, None]
+    near = [MemoryStorage({"f": contents()}) for _ in schedules]
+    exchanges = met(list(schedules), near)
+    assert None not in exchanges
+    found = load(exchanges, schedules, near)
+    norms = [parameters["norm"].view(torch.int16) for _, parameters in found]
+    assert torch.equal(*norms)
+    assert torch.equal(norms[0], values(1).view(torch.int16).view(-1)[: MIB // 2])
+
+
+@pytest.mark.parametrize(("far", "seconds"), [(True, 60.0), (False, 5.0)])
+def test_who_asks_far_away_is_waited_for_longer(far: bool, seconds: float) -> None:
+    schedules = [schedule_for(0, 512), schedule_for(512, 1024)]
+    storages = [(FarStorage if far else MemoryStorage)({"f": contents()}) for _ in schedules]
+    for one in met(list(schedules), storages):
+        assert one is not None
+        assert one._patience == seconds
+        one.close()
 
 
 def test_ranks_share_files_past_the_page_cache(tmp_path: Path) -> None:
@@ -301,7 +361,7 @@ def sharing(*needs: tuple[int, int]) -> Iterator[tuple[list[Exchange], SharedRow
     links = together([lambda rank=rank: link(rank) for rank in range(size)])  # type: ignore[misc]
     for door in doors:
         door.close()
-    exchanges = [Exchange(rank, {rows: shared}, trays[rank], links[rank]) for rank in range(size)]
+    exchanges = [Exchange(rank, {rows: shared}, trays[rank], links[rank], exchange._PATIENCE) for rank in range(size)]
     yield exchanges, shared
     for one in exchanges:
         one.close()
