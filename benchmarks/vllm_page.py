@@ -115,9 +115,10 @@ def _table(records: Records, total: int) -> Iterator[str]:
         seconds = [r["seconds"] for r in some]
         read = median(sum(said["read"] for said in one) for one in ranks)
         asked = max(said["asked"] or total for said in ranks[0])
+        ready = "" if way == RAW else f"{median(r['ready'] for r in some):.2f}"
         yield (
             f"| {f'**{way}**' if way == OURS else way} | {median(seconds):.2f} | {min(seconds):.2f} to "
-            f"{max(seconds):.2f} | {'' if way == RAW else f'{median(r["ready"] for r in some):.2f}'} | "
+            f"{max(seconds):.2f} | {ready} | "
             f"{median(max(said['cpu'] for said in one) for one in ranks):.2f} | "
             f"{read / _MIB:,.0f} | {asked / _MIB:,.0f} | {_phases([said for one in ranks for said in one])} |"
         )

@@ -26,8 +26,9 @@ class Report:
     was requested, gaps included; direct_bytes: of these, read straight into parameters; copied_bytes: copied in memory
     after they had come; bytes_compared: read before the plan was made, to see whether tied tensors are equal.
     mapped_bytes: not read, but mapped. ways: how bytes came, to how many: "direct" past the system's page cache,
-    "cached" as they were in it, "cached: leased" copied from there, under a lease, "cached: borrowed" as pages of
-    it, which are copied when the model has been post-processed, "buffered" through it, with the reason; "fetched" from an object store; and "from another rank", which read them, so that they are not in
+    "cached" as they were in it, "cached: leased" copied from there, under a lease, "cached: borrowed" as pages of it,
+    of which those that are left are copied when the model has been post-processed, "buffered" through it, with the
+    reason; "fetched" from an object store; and "from another rank", which read them, so that they are not in
     bytes_read. storage_kind: what reads were chosen for: local, network or remote. staging_peak: most bytes held beside
     the parameters.
     dropped: entry to reason. ties: alias to owner. computed: filled by the model itself. streamed: filled by the

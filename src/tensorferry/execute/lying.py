@@ -53,8 +53,8 @@ class Paged(NamedTuple):
 def paged(plan: Plan, wanted: Collection[str], *, page: int, least: int) -> dict[str, Paged]:
     """Return those of the `wanted` parameters that are filled as a whole, and of which runs are pages of files.
 
-    Runs of a parameter may lie differently; those are taken of which there are more bytes. page: its bytes. least:
-    bytes of whole pages that a run has to have.
+    Runs of a parameter may lie differently; those are taken of which there are more bytes, and that lie on addresses
+    that suit their type. page: its bytes. least: bytes of whole pages that a run has to have.
     """
     steps: dict[str, list[int]] = defaultdict(list)
     for number, step in enumerate(plan.steps):
@@ -68,8 +68,10 @@ def paged(plan: Plan, wanted: Collection[str], *, page: int, least: int) -> dict
         ways: dict[int, list[tuple[PlainRun, int]]] = defaultdict(list)
         for number in numbers:
             run = plain_run(plan, plan.steps[number])
-            if run is not None and run.length >= least + 2 * page:
-                ways[(run.start - run.at) % page].append((run, number))
+            if run is None or run.length < least + 2 * page:
+                continue
+            if (begin := (run.start - run.at) % page) % spec.dtype.block_bytes == 0:
+                ways[begin].append((run, number))
         if ways:
             begin, runs = max(ways.items(), key=lambda way: sum(run.length for run, _ in way[1]))
             found[name] = Paged(begin, tuple(run for run, _ in runs), tuple(number for _, number in runs))

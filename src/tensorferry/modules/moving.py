@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
 
 import torch
 from torch import nn
@@ -12,9 +14,6 @@ from tensorferry.modules.describe import Place, places, seen_as_plain
 from tensorferry.modules.distributed import memory_of
 
 __all__ = ["movable", "move", "realigned"]
-
-_SOLE = 2
-"""Users of a storage that one tensor has: the tensor, and the storage that is asked."""
 
 
 def movable(model: nn.Module, target: Target) -> dict[str, torch.Tensor]:
@@ -40,19 +39,38 @@ def move(tensor: torch.Tensor, memory: torch.Tensor) -> None:
 
 
 def realigned(model: nn.Module, is_odd: Callable[[int], bool]) -> None:
-    """Copy those tensors of `model` of which `is_odd` says so of their address, unless others use their memory, too."""
+    """Copy those matrices of `model` of which `is_odd` says so of their address, unless others use their memory, too.
+
+    Those for whose copy there is no room stay. So do vectors: kernels keep the addresses of scales, and of no matrix
+    that they have not packed.
+    """
     for tensor in {id(place.tensor): place.tensor for place in places(model)}.values():
-        if _is_movable(tensor) and is_odd(tensor.data_ptr()):
-            move(tensor, tensor.detach().clone())
+        if not tensor.is_meta and is_odd(tensor.data_ptr()) and sum(n > 1 for n in tensor.shape) > 1:
+            with torch.inference_mode(False), suppress(RuntimeError, MemoryError):
+                if _is_movable(tensor):
+                    move(tensor, tensor.detach().clone())
 
 
 def _is_sole_user(tensor: torch.Tensor) -> bool:
-    """Whether nothing but `tensor` uses its memory; False where torch does not tell."""
-    count = getattr(torch._C, "_storage_Use_Count", None)
-    if count is None:
-        return False
+    """Whether no other tensor uses the memory of `tensor`; False where torch does not tell."""
+    of_one = _users_of_one()
+    return of_one is not None and _users(tensor) == of_one
+
+
+@cache
+def _users_of_one() -> int | None:
+    """Return how many users torch counts of the memory of one tensor; None where it does not, or not every one."""
+    if not hasattr(torch._C, "_storage_Use_Count"):
+        return None
+    one = torch.empty(1, device="cpu")
+    count = _users(one)
+    view = one[:]
+    return count if _users(one) == count + 1 == _users(view) else None
+
+
+def _users(tensor: torch.Tensor) -> int:
     storage = tensor.untyped_storage()
-    return bool(count(storage._cdata) == _SOLE)
+    return int(torch._C._storage_Use_Count(storage._cdata))
 
 
 def _is_movable(tensor: torch.Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
@@ -170,10 +170,14 @@ class SupportsUncached(Protocol):
 
 
 class LeasedFile(NamedTuple):
-    """A file that nobody writes to or cuts meanwhile, by its descriptor and its size in bytes."""
+    """A file that nobody writes to or cuts meanwhile, by its descriptor and its size in bytes.
+
+    is_same: says whether it still is what it was when it was leased, which it is not where the lease was lost.
+    """
 
     fd: int
     size: int
+    is_same: Callable[[], bool]
 
 
 @runtime_checkable

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from tensorferry.storage.base import LeasedFile
+from tensorferry.storage.folder import identity_of
 from tensorferry.storage.libc import libc
 from tensorferry.storage.page_cache import is_cached
 
@@ -65,7 +66,8 @@ def leased(fd: int, lease: Lease) -> Iterator[LeasedFile | None]:
         yield None
         return
     try:
-        yield LeasedFile(fd, os.fstat(fd).st_size)
+        before = os.fstat(fd)
+        yield LeasedFile(fd, before.st_size, lambda: identity_of(os.fstat(fd)) == identity_of(before))
     finally:
         lease.give_back(fd)
 

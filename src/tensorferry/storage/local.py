@@ -235,7 +235,7 @@ class LocalStorage:
     def leased(self, path: str) -> Iterator[LeasedFile | None]:
         """Lease `path` for the time of a block, in which it stays open; see `SupportsLeasedFiles`."""
         with self._held(path) as handle:
-            if handle.is_elsewhere:
+            if handle.is_elsewhere or not self._files.has_room:
                 yield None
                 return
             with leased(handle.fd, handle.lease) as file:

@@ -67,6 +67,12 @@ class OpenFiles:
         with lock:
             yield
 
+    @property
+    def has_room(self) -> bool:
+        """Whether at least half of the files that may be open are not in use, and so may give way to others."""
+        with self._lock:
+            return 2 * sum(handle.users > 0 for handle in self._handles.values()) <= self._most
+
     def with_room(self, act: Callable[[], _T]) -> _T:
         """Return ``act()``, which takes a descriptor: where the process has none left, ours make room for it."""
         while True:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import weakref
+from contextlib import suppress
 from typing import Any
 
 from tensorferry.storage.libc import libc
@@ -103,12 +104,12 @@ class Pages:
         return moved == self._at + at
 
     def drop(self) -> None:
-        """Have zeros in place of what is borrowed: its values are given up."""
+        """Have zeros in place of what is borrowed: its values are given up. What cannot be, for want of room, stays."""
         memory = self._taken()
-        while self._borrowed:
-            at, length = self._borrowed.pop()
-            if memory is not None:
+        for at, length in self._borrowed if memory is not None else ():
+            with suppress(MemoryError):
                 _map(self._at + at, length, _FIXED | mmap.MAP_ANONYMOUS, -1, 0)
+        self._borrowed.clear()
 
 
 def can_borrow() -> bool:

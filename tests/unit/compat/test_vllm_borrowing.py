@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,10 +19,14 @@ import torch
 from torch import nn
 
 from helpers.checkpoints import ar, write_index, write_safetensors
-from helpers.fake_vllm import FakeVllm, LoadConfig, model_config
+from helpers.fake_vllm import FakeVllm, LoadConfig, installed, model_config
+from helpers.ranks import Ranks
 from helpers.reading_ways import is_leased, let_go
-from tensorferry import ConfigError, ReadError
+from tensorferry import ConfigError, PlanError, ReadError
 from tensorferry.execute import borrowing
+from tensorferry.execute.borrowed import Borrowed
+from tensorferry.storage import local, pages
+from tensorferry.storage.joined import JoinedStorage
 from tensorferry.storage.local import LocalStorage
 from tensorferry.storage.pages import Pages, can_borrow
 
@@ -88,11 +93,13 @@ def folder(tmp_path: Path) -> Path:
 Process = Callable[[Any], None]
 
 
-def loaded(vllm: FakeVllm, folder: Path, process: Process = lambda model: None, **extra: Any) -> tuple[Any, Any]:
+def loaded(
+    vllm: FakeVllm, folder: Path, process: Process = lambda model: None, kind: type[Model] = Model, **extra: Any
+) -> tuple[Any, Any]:
     """Return the loader and the model that it has made; process: what vLLM does after the weights."""
     loader = vllm.loader(LoadConfig(model_loader_extra_config=extra))
     loader.process = process
-    config = SimpleNamespace(build=Model, parallel_config=SimpleNamespace(data_parallel_size=1))
+    config = SimpleNamespace(build=kind, parallel_config=SimpleNamespace(data_parallel_size=1))
     return loader, loader.load_model(config, model_config(folder))
 
 
@@ -303,13 +310,149 @@ def test_what_cannot_be_copied_in_the_end_is_told(
     vllm: FakeVllm, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Pages, "own", lambda self: False)
-    with pytest.raises(ReadError, match=r"model\.safetensors.*could not be copied"):
-        loaded(vllm, folder, lambda model: kept.append(model.qkv.weight.detach()))
+    with pytest.raises(ReadError, match=r"model\.safetensors: \w+\.weight could not be copied.*load again") as caught:
+        loaded(vllm, folder)
+    assert caught.value.touched
     assert not is_leased(folder / "model.safetensors")
     assert not is_mapped(folder)
 
 
-kept: list[torch.Tensor] = []
+def test_a_file_that_changes_all_the_same_is_told(vllm: FakeVllm, folder: Path) -> None:
+    with pytest.raises(ReadError, match=r"model\.safetensors: changed while parameters had pages of it") as caught:
+        loaded(vllm, folder, lambda model: os.utime(folder / "model.safetensors", ns=(10**18, 10**18)))
+    assert caught.value.touched
+    assert not is_leased(folder / "model.safetensors")
+
+
+def test_where_there_is_no_room_for_zeros_the_file_is_given_back_all_the_same(
+    vllm: FakeVllm, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(model: Any) -> None:
+        monkeypatch.setattr(pages, "_map", no_room)
+        raise ValueError("cannot be packed")
+
+    def no_room(*args: Any) -> int:
+        raise MemoryError
+
+    with pytest.raises(ValueError, match="cannot be packed"):
+        loaded(vllm, folder, fail)
+    assert not is_leased(folder / "model.safetensors")
+
+
+def test_a_parameter_that_was_replaced_since_the_plan_was_made_is_told(
+    vllm: FakeVllm, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, loader, add = Model(), vllm.loader(), Borrowed.add
+
+    def replaced(self: Any, name: str, found: Any) -> bool:
+        made.embed.weight = nn.Parameter(torch.full((VOCABULARY, WIDTH), 77.0))
+        return add(self, name, found)
+
+    monkeypatch.setattr(Borrowed, "add", replaced)
+    config = SimpleNamespace(build=lambda: made, parallel_config=SimpleNamespace(data_parallel_size=1))
+    with pytest.raises(PlanError, match=r"embed\.weight is not the parameter any more"):
+        loader.load_model(config, model_config(folder))
+
+
+class Streamed(Model):
+    """Computes one parameter, and sets an attribute and what is left of a parameter."""
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        def doubled() -> Iterable[tuple[str, torch.Tensor]]:
+            for name, tensor in weights:
+                yield name, (tensor * 2 if name == "zeta.weight" else tensor)
+
+        self.is_loaded = True
+        return super().load_weights(doubled())
+
+
+def test_what_is_streamed_comes_beside_what_is_borrowed(vllm: FakeVllm, folder: Path) -> None:
+    loader, model = loaded(vllm, folder, kind=Streamed)
+    assert borrowed_of(loader) == BORROWED
+    assert set(loader.report.streamed) == {"zeta.weight"}
+    assert model.is_loaded
+    values = expected()
+    values["zeta.weight"] = values["zeta.weight"] * 2
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in values.items())
+
+
+class Tied(Model):
+    """Has its vocabulary twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Module()
+        self.head.weight = self.embed.weight
+
+
+def test_tied_parameters_stay_tied(vllm: FakeVllm, folder: Path) -> None:
+    loader, model = loaded(vllm, folder, kind=Tied)
+    assert borrowed_of(loader) == BORROWED
+    assert model.head.weight is model.embed.weight
+    assert torch.equal(model.head.weight, expected()["embed.weight"])
+
+
+def in_files(folder: Path, names: Iterable[str]) -> None:
+    """Write each tensor to a file of its own."""
+    values = contents()
+    (folder / "model.safetensors").unlink()
+    for name in names:
+        write_safetensors(folder / f"{name}.safetensors", {name: values[name]})
+    write_index(folder / "model.safetensors.index.json", {name: f"{name}.safetensors" for name in names})
+
+
+def test_of_several_files_those_are_borrowed_that_can_be(vllm: FakeVllm, folder: Path) -> None:
+    in_files(folder, contents())
+    with (folder / "embed.weight.safetensors").open("r+b"):
+        loader, model = loaded(vllm, folder)
+    assert borrowed_of(loader) == 4 * 3 * ROWS * WIDTH
+    assert is_right(model)
+
+
+def test_not_all_files_are_kept_open(vllm: FakeVllm, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_files(folder, contents())
+    monkeypatch.setattr(local, "_most_descriptors", lambda: 8 * 4)
+    loader, model = loaded(vllm, folder)
+    assert 0 < borrowed_of(loader) < BORROWED
+    assert is_right(model)
+
+
+@pytest.mark.parametrize(("odd", "share"), [(1, 0), (2, 0), (4, 1)])
+def test_on_addresses_that_do_not_suit_a_type_nothing_is_borrowed(
+    vllm: FakeVllm, folder: Path, odd: int, share: int
+) -> None:
+    pad(folder / "model.safetensors", odd)
+    loader, model = loaded(vllm, folder)
+    assert borrowed_of(loader) == share * BORROWED
+    assert is_right(model)
+
+
+def load_on_a_rank(rank: int, size: int, folder: Path) -> Any:
+    import torch.distributed as dist
+
+    with installed() as vllm:
+        vllm.share(size, rank, dist.group.WORLD)
+        loader, model = loaded(vllm, folder)
+        return borrowed_of(loader), is_right(model), is_mapped(folder)
+
+
+def test_ranks_borrow_the_same_pages(two_ranks: Ranks, folder: Path) -> None:
+    assert two_ranks.run(load_on_a_rank, folder) == [(BORROWED, True, False)] * 2
+    assert not is_leased(folder / "model.safetensors")
+
+
+def test_files_of_several_places_are_borrowed(tmp_path: Path) -> None:
+    for part in "ab":
+        write_safetensors(tmp_path / part / "f", {"w": ar(ROWS, WIDTH, start=ord(part))})
+    storage = JoinedStorage({part: LocalStorage(tmp_path / part) for part in "ab"})
+    with closing(storage), storage.leased("a/f") as one, storage.leased("b/f") as two:
+        if one is None or two is None:
+            pytest.skip("temporary files cannot be leased")
+        assert is_leased(tmp_path / "a" / "f")
+        assert is_leased(tmp_path / "b" / "f")
+        assert one.is_same()
+        assert one.size == (tmp_path / "a" / "f").stat().st_size
+    assert not is_leased(tmp_path / "a" / "f")
 
 
 def test_without_such_calls_it_is_read(vllm: FakeVllm, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,8 +135,9 @@ class TensorferryLoader(engine.BaseModelLoader):
             yield borrowed
         finally:
             self._borrowed = None
-            for each in borrowed:
-                each.close()
+            with ExitStack() as closing_all:
+                for each in borrowed:
+                    closing_all.callback(each.close)
 
     def _assumed(self, model_config: Any) -> LoadConfig:
         return assumed(self.config, engine.ranks(model_config))

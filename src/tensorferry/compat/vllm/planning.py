@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
-import torch
 from torch import nn
 
 from tensorferry import api
@@ -27,7 +26,7 @@ from tensorferry.core.strays import suggestions
 from tensorferry.errors import PlanError, shown
 from tensorferry.execute.borrowed import Borrowed
 from tensorferry.execute.borrowing import borrow
-from tensorferry.execute.exchange import Exchange, Party
+from tensorferry.execute.exchange import Party
 from tensorferry.loaders.own_loader import SelfLoad, prepare_own
 from tensorferry.loaders.reading import OwnReading
 from tensorferry.loaders.writes import Share
@@ -66,15 +65,6 @@ class Planned:
     schedule: Schedule | None = None
     hands_on: bool = False
 
-    def reading(self, read: ReadOptions | None = None, exchange: Exchange | None = None) -> OwnReading:
-        """Return how it reads, with other options, together with other ranks."""
-        config = self.config if read is None else replace(self.config, read=read)
-        return OwnReading(config, exchange, None if self.borrowed is None else (self.borrowed, self._adopt))
-
-    def _adopt(self, name: str, memory: torch.Tensor) -> None:
-        module, _, leaf = name.rpartition(".")
-        move(getattr(self.own.model.get_submodule(module), leaf), memory)
-
 
 def planned(
     model: nn.Module,
@@ -85,7 +75,7 @@ def planned(
     *,
     borrows: bool = False,
 ) -> Planned:
-    """Trace the ``load_weights`` of `model` on `model` itself, and return what follows. Touches nothing.
+    """Trace the ``load_weights`` of `model` on `model` itself, and return what follows. Touches no parameter.
 
     shared: returns what is taken from another model later, with the reason; told what the model's loader has set.
     It is asked again when all has been streamed, for a loader that was not traced has set nothing before. borrows:
@@ -109,24 +99,33 @@ def planned(
     # vLLM runs the hooks itself, in its own order.
     own.prepared = replace(own.prepared, plan=plan, strict=config.strictness, processed=tuple(hooked_modules(model)))
     hands_on = _hands_on(model, config)
-    borrowed = borrow(plan, checkpoint.storage, _movable(own)) if borrows and _may_borrow(config) else None
-    schedule = None
-    if hands_on or borrowed is not None:
-        schedule = api.scheduled(own.prepared if borrowed is None else replace(own.prepared, plan=borrowed.rest))
-    found = Planned(own, {n: why for n, why in left.items() if n not in filled}, config, borrowed, schedule, hands_on)
-    own.reading = found.reading()
-    return found
+    untraced = {name: why for name, why in left.items() if name not in filled}
+    with ExitStack() as if_refused:
+        borrowed = _borrowed(own, config) if borrows and _may_borrow(model, config) else None
+        rest = own.prepared
+        if borrowed is not None:
+            if_refused.enter_context(borrowed)
+            rest = replace(rest, plan=borrowed.rest)
+        schedule = api.scheduled(rest) if hands_on or borrowed is not None else None
+        if_refused.pop_all()
+    return Planned(own, untraced, config, borrowed, schedule, hands_on)
 
 
-def _movable(own: SelfLoad) -> Collection[str]:
-    """Return the parameters that can lie elsewhere, and are filled by the plan alone."""
-    return movable(own.model, own.prepared.target).keys() - own.traced.opaque.keys()
+def _borrowed(own: SelfLoad, config: LoadConfig) -> Borrowed | None:
+    """Return memory for parameters that can lie elsewhere, and are filled by the plan alone; `own` reads so then."""
+    tensors = movable(own.model, own.prepared.target)
+    wanted = tensors.keys() - own.traced.opaque.keys()
+    borrowed = borrow(own.prepared.plan, own.prepared.checkpoint.storage, wanted)
+    if borrowed is not None:
+        own.reading = OwnReading(config, borrowed=(borrowed, lambda name, memory: move(tensors[name], memory)))
+    return borrowed
 
 
-def _may_borrow(config: LoadConfig) -> bool:
-    """Whether nothing else was asked for: to read in some way, or to leave the page cache alone."""
+def _may_borrow(model: nn.Module, config: LoadConfig) -> bool:
+    """Whether all is on the CPU, and nothing else was asked for: to read in some way, or to leave the cache alone."""
     read = config.reading
-    return config.strategy == "lazy" and read.direct == "auto" and read.keep_cache and not read.huge_pages
+    as_usual = config.strategy == "lazy" and read.direct == "auto" and read.keep_cache and not read.huge_pages
+    return as_usual and all(parameter.device.type == "cpu" for parameter in model.parameters())
 
 
 def _hands_on(model: nn.Module, config: LoadConfig) -> bool:
@@ -150,13 +149,14 @@ def reading_together(
 
     read: how it reads, now that it is known which ranks share files.
     """
-    workers = replace(load.config, read=read).reading.workers
+    workers, before = replace(load.config, read=read).reading.workers, load.own.reading
     with party.meet(offers, rank, workers) or nullcontext() as exchange:
-        load.own.reading = load.reading(read, exchange)
+        borrowed = before.borrowed if isinstance(before, OwnReading) else None
+        load.own.reading = OwnReading(replace(load.config, read=read), exchange, borrowed)
         try:
             yield
         finally:
-            load.own.reading = load.reading(read)
+            load.own.reading = before
 
 
 def uses_of(load: Planned | None) -> str:

@@ -20,11 +20,12 @@ _ALIGNED = 64
 def settle(model: nn.Module, borrowed: Borrowed, log: logging.Logger) -> None:
     """Give the parameters of `model` that still have pages of files pages of their own. Raises ReadError.
 
-    Those that lie on odd addresses move, unless something else uses their memory.
+    Matrices on addresses that products are slow with move, unless another tensor uses their memory.
     """
     began, left = time.perf_counter(), borrowed.in_use
     nbytes = sum(pages.borrowed for pages in left)
     realigned(model, lambda address: address % _ALIGNED > 0 and any(pages.is_at(address) for pages in left))
     borrowed.settle()
     seconds = time.perf_counter() - began
-    log.info("tensorferry: copied %s that vLLM uses as they were loaded, in %.2f s", human_bytes(nbytes), seconds)
+    if nbytes:
+        log.info("tensorferry: copied %s that vLLM uses as they were loaded, in %.2f s", human_bytes(nbytes), seconds)

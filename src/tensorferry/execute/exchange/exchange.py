@@ -27,7 +27,7 @@ from tensorferry.waiting import joined, started
 __all__ = ["Exchange", "Party"]
 
 _PATIENCE, _PATIENCE_FAR = 5.0, 60.0
-"""Seconds that a rank waits for another one before it does without it, where disks are near and where stores are far."""
+"""Seconds that a rank waits for another one before it does without it; the longer time is for stores far away."""
 _MEETING = 2.0
 """Seconds in which ranks that have just agreed on a load have to find each other."""
 _LOOK = 0.1
@@ -118,8 +118,8 @@ class Exchange:
     """What `rank` reads for others, and they for it. May be used from several threads; close it at the end.
 
     rows: what is shared, and with whom. trays: what this rank gives goes there; each thread has two. links: to those
-    of the others that could be reached. patience: seconds that others are waited for at a time. Trays and links are its own from then on. Raises RuntimeError where no thread
-    can be started.
+    of the others that could be reached. Trays and links are its own from then on. patience: seconds that others are
+    waited for at a time. Raises RuntimeError where no thread can be started.
     """
 
     def __init__(

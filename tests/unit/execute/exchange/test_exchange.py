@@ -140,13 +140,16 @@ def test_what_comes_from_far_away_is_asked_for_by_one_rank(max_read: int) -> Non
     assert all(one[1] <= two[0] for one, two in pairwise(ranges))
 
 
+NORM = 4096
+
+
 def with_a_norm(start: int, stop: int) -> Schedule:
-    """Return how a rank reads columns, and a vector of a mebibyte that lies behind them, with one request."""
+    """Return how a rank reads columns, and a vector that lies behind them, with one request."""
     bf16 = DTYPES["BF16"]
     columns = TensorEntry.at("w", bf16, (ROWS, WIDTH), "f", 1000)
-    norm = TensorEntry.at("norm", bf16, (MIB // 2,), "f", 1000 + ROWS * WIDTH * 2)
+    norm = TensorEntry.at("norm", bf16, (NORM,), "f", 1000 + ROWS * WIDTH * 2)
     part = Source(columns, Region((ROWS, WIDTH), Box((0, start), (ROWS, stop))))
-    whole = Region.whole((MIB // 2,))
+    whole = Region.whole((NORM,))
     steps = Step("w", Region.whole((ROWS, stop - start)), (part,)), Step("norm", whole, (Source(norm, whole),))
     plan = Plan(steps, {"w": TensorSpec(bf16, (ROWS, stop - start)), "norm": TensorSpec(bf16, whole.view)})
     return lower(plan, max_gap=4096, max_read=16 * MIB, max_staging=64 * MIB, waste=100.0)
@@ -163,7 +166,7 @@ def test_a_request_for_several_tensors_stays_one() -> None:
     found = load(exchanges, schedules, near)
     norms = [parameters["norm"].view(torch.int16) for _, parameters in found]
     assert torch.equal(*norms)
-    assert torch.equal(norms[0], values(1).view(torch.int16).view(-1)[: MIB // 2])
+    assert torch.equal(norms[0], values(1).view(torch.int16).view(-1)[:NORM])
 
 
 @pytest.mark.parametrize(("far", "seconds"), [(True, 60.0), (False, 5.0)])
