@@ -20,9 +20,10 @@ others have read.
 A run takes long. With ``--records FILE`` each load is written there as it ends, and what is there is not done again.
 
 Seconds are those of the rank that takes longest, until its weights are there. *Until processed*: with what vLLM makes
-of them then (``process_weights_after_loading``), as what ours borrows of the page cache is copied in the end. *read*: bytes that the processes had read from the disk
-(``read_bytes`` of /proc/self/io). *raw read*: no loader, each rank just reads its share of the files past the page
-cache, each byte once, into memory that it uses again and again; no way of loading from this disk is faster.
+of them then (``process_weights_after_loading``); what ours borrows of the page cache is copied at the end of that.
+*read*: bytes that the processes had read from the disk (``read_bytes`` of /proc/self/io). *raw read*: no loader, each
+rank just reads its share of the files past the page cache, each byte once, into memory that it uses again and again; no
+way of loading from this disk is faster.
 """
 
 from __future__ import annotations
