@@ -221,6 +221,8 @@ def left_behind(folder: Path, *, collect: bool = False) -> Iterator[list[str]]:
     Without the garbage collector unless it is to `collect`: who has no memory for a load tries again at once.
     """
     left: list[str] = []
+    if _ALIVE:
+        gc.collect()  # what others have left behind
     threads, files, held = set(threading.enumerate()), set(folder.rglob("*")), _held(folder)
     gc.disable()
     try:

@@ -83,7 +83,7 @@ class Borrowed:
             return False
         spec = self._plan.parameters[name]
         try:
-            pages = Pages(found.begin, spec.dtype.nbytes(spec.shape))
+            pages = self._pages[name] = Pages(found.begin, spec.dtype.nbytes(spec.shape))
             pieces = [Piece(name, run.file, run.start, pages.lead + run.at, run.length) for run in found.runs]
             for piece in pieces:
                 begin, end = piece.whole_pages
@@ -91,10 +91,10 @@ class Borrowed:
                 assert file is not None
                 pages.borrow(file.fd, piece.start + begin - piece.at, begin, end - begin)
         except MemoryError:
+            self._pages.pop(name, None)
             return False
         kind = torch_dtype(spec.dtype)
         self.tensors[name] = tensor_over(pages.take(), pages.lead, torch_shape(spec.dtype, spec.shape), kind)
-        self._pages[name] = pages
         self._pieces += pieces
         self._steps.update(found.steps)
         return True

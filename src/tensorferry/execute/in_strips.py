@@ -107,13 +107,14 @@ class InStrips:
                     self._place_together(one.strips, route, one.together)
 
     def _slice(self, read: Read, task: Task, part: Part) -> _Slice:
-        return _Slice(task, list(strips(self.plan, task, part)), self._shared(read, task, part))
+        far = self.ways.is_far(read.file)
+        return _Slice(task, list(strips(self.plan, task, part, far=far)), self._shared(read, task, part))
 
     def _shared(self, read: Read, task: Task, part: Part) -> _Together | None:
         """Return with whom this rank reads what a task takes; None where it does so alone."""
         if self.exchange is None or not needs_little(task):
             return None
-        need = need_of(self.plan, read, task, part)
+        need = need_of(self.plan, read, task, part, far=self.ways.is_far(read.file))
         shared = None if need is None else self.exchange.shared(need.rows)
         return None if need is None or shared is None else _Together(need.rows, shared, self.exchange)
 

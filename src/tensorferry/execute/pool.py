@@ -34,7 +34,7 @@ class Readers(Generic[_T]):
     """Whether the threads know that there is nothing more to do."""
 
     def __init__(self, threads: int) -> None:
-        self._most = threads
+        self.most = threads
         self._threads: list[threading.Thread] = []
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._dropped = Flag()
@@ -49,9 +49,9 @@ class Readers(Generic[_T]):
         job = _Job(work, arguments, Outcome(), ended)
         self._told = False
         self._jobs.put(job)
-        if len(self._threads) < self._most:
+        if len(self._threads) < self.most:
             thread = threading.Thread(
-                target=_run, args=(self._jobs, self._dropped, self._most), name="tensorferry", daemon=True
+                target=_run, args=(self._jobs, self._dropped, self.most), name="tensorferry", daemon=True
             )
             self._threads.append(thread)
             started(thread)

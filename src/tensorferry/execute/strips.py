@@ -17,6 +17,8 @@ _STRIP = (4 << 20) - (64 << 10)
 """Bytes of a strip at most, where rows are not longer than that; else it is a row. Two huge pages hold it, wherever
 in a page it begins: each more of them costs a thread milliseconds, once. Of shorter ones, Python takes as long as
 copying."""
+_STRIP_FAR = 4 << 20
+"""Likewise where each strip is a request to a store of objects: a half of the longest one."""
 LONG = 4 << 20
 """Bytes from which on a read that nobody else makes is worth cutting."""
 _PART = 256 << 10
@@ -72,27 +74,31 @@ def parts_of(
     return {n: parts for n, of in found.items() if (parts := _in_a_row(of, batch.reads[n]))}
 
 
-def strips(plan: Plan, task: Task, part: Part) -> Iterator[Strip]:
-    """Cut what a task takes of a read that is done in strips; together they bring the same bytes, each of them once."""
+def strips(plan: Plan, task: Task, part: Part, *, far: bool = False) -> Iterator[Strip]:
+    """Cut what a task takes of a read that is done in strips; together they bring the same bytes, each of them once.
+
+    far: whether each of them is a request to a store of objects.
+    """
     ((piece,),) = (given.pieces for given in task.inputs)
     dim, row = _falling_dim(piece), row_of(plan, task)
-    first, last, each = piece.box.start[dim], piece.box.stop[dim], _rows_of_a_strip(piece.box.shape[dim], row)
+    first, last, each = piece.box.start[dim], piece.box.stop[dim], _rows_of_a_strip(piece.box.shape[dim], row, far)
     for at in range(first, last, each):
         stop, begin = min(at + each, last), (at - first) * row
         length = part.length - begin if stop == last else (stop - at) * row
         yield Strip(part.start + begin, length, piece._replace(offset=0, box=_narrowed(piece.box, dim, at, stop)), dim)
 
 
-def bytes_of_a_strip(plan: Plan, task: Task) -> int:
+def bytes_of_a_strip(plan: Plan, task: Task, *, far: bool = False) -> int:
     """Return from where to where it is from one of the `strips` of a task to the next, in bytes; whole rows."""
     ((piece,),) = (given.pieces for given in task.inputs)
     row = row_of(plan, task)
-    return _rows_of_a_strip(piece.box.shape[_falling_dim(piece)], row) * row
+    return _rows_of_a_strip(piece.box.shape[_falling_dim(piece)], row, far) * row
 
 
-def _rows_of_a_strip(rows: int, row: int) -> int:
+def _rows_of_a_strip(rows: int, row: int, far: bool) -> int:
     """Return how many of `rows`, of `row` bytes each, are a strip: whichever columns of them are needed."""
-    return -(-rows // -(-rows // max(_STRIP // row, 1)))
+    most = _STRIP_FAR if far else _STRIP
+    return -(-rows // -(-rows // max(most // row, 1)))
 
 
 def row_of(plan: Plan, task: Task) -> int:

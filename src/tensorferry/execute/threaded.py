@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, NamedTuple, Self
@@ -34,8 +34,9 @@ from tensorferry.execute.ways import Ways, reads_in_part
 from tensorferry.numerics.dequantize import foresee
 from tensorferry.numerics.memory import bytes_of, return_free_memory
 from tensorferry.progress import SILENT, Progress
-from tensorferry.storage.base import Storage
+from tensorferry.storage.base import Storage, StorageKind
 from tensorferry.storage.gpu_direct import Use
+from tensorferry.storage.reading import kind_of
 from tensorferry.waiting import Flag, Outcome
 
 __all__ = ["ThreadedExecutor"]
@@ -54,6 +55,7 @@ class ThreadedExecutor:
     direct, keep_cache, shared: as in `ReadOptions`. turn: `ReadOptions.settled_turn`. copiers: how many threads there
     are at most where nearly all that is read lies in the page cache, so that nobody waits for a disk; None for
     `threads`. exchange: what other ranks read for this one, and it for them; ended early where there is no use for it.
+    suited_to: returns the options for a kind of storage, which say how many threads there are, as soon as it is known.
     """
 
     def __init__(
@@ -68,7 +70,9 @@ class ThreadedExecutor:
         shared: bool = False,
         turn: tuple[int, int] = (0, 1),
         exchange: Exchange | None = None,
+        suited_to: Callable[[StorageKind], ReadOptions] | None = None,
     ) -> None:
+        self.suited_to = suited_to
         self.threads = threads
         self.copiers = threads if copiers is None else min(copiers, threads)
         self.pinned = pinned
@@ -92,6 +96,7 @@ class ThreadedExecutor:
             shared=options.is_shared,
             turn=options.settled_turn,
             exchange=exchange,
+            suited_to=options.settled if options.storage_kind == "auto" else None,
         )
 
     def run(
@@ -124,7 +129,7 @@ class ThreadedExecutor:
         # Ranks that hand each other what they read go through it side by side; else each begins elsewhere.
         run = _Run(schedule if exchange else schedule.begun_at(*self.turn), ways, parameters, exchange)
         progress.start(schedule.bytes_read, "weights")
-        readers = Readers[int](self.copiers if cached else self.threads)
+        readers = Readers[int](self._threads(run, reads, cached=cached))
         try:
             self._feed(run, readers, on_ready, progress)
         except BaseException as error:
@@ -142,6 +147,17 @@ class ThreadedExecutor:
             progress.finish()
         run.counters.staging_peak = run.staging.peak + (exchange.nbytes if exchange else 0)
         return run.counters
+
+    def _threads(self, run: _Run, reads: Sequence[Read], *, cached: bool) -> int:
+        """Return how many threads read. Each of those that ask far away holds an answer beside what is staged of it,
+        for which what ranks hand on leaves less room."""
+        threads, copiers = self.threads, self.copiers
+        if self.suited_to is not None and reads:
+            options = self.suited_to(kind_of(run.ways.storage, reads[0].file))
+            threads, copiers = options.workers, min(options.copiers, options.workers)
+        if run.exchange is not None and any(run.ways.is_far(read.file) for read in reads[:1]):
+            threads = min(threads, max(1, run.bound // (2 * max(read.length for read in reads))))
+        return copiers if cached else threads
 
     def _feed(self, run: _Run, readers: Readers[int], on_ready: OnReady | None, progress: Progress) -> None:
         bound, in_flight, waiting = run.bound, 0, 0
@@ -163,7 +179,7 @@ class ThreadedExecutor:
                     on_ready(name)
 
         for number, size in enumerate(run.sizes):
-            while waiting and (in_flight + size > bound or waiting >= 4 * self.threads):
+            while waiting and (in_flight + size > bound or waiting >= 4 * readers.most):
                 settle()
             in_flight += size
             waiting += 1

@@ -24,6 +24,7 @@ __all__ = [
     "SupportsRuns",
     "SupportsScatter",
     "SupportsUncached",
+    "SupportsVersions",
     "Uncached",
 ]
 
@@ -216,6 +217,15 @@ class SupportsKind(Protocol):
 
         Raises what opening the file for a read would raise.
         """
+        ...
+
+
+@runtime_checkable
+class SupportsVersions(Protocol):
+    """Storages that bind themselves to one version of a file when they first read of it."""
+
+    def version(self, path: str) -> str:
+        """Return what tells the content that is read of `path` from all others. Raises what `stat` raises."""
         ...
 
 

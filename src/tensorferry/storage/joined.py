@@ -18,7 +18,7 @@ from tensorferry.storage.base import (
     SupportsUncached,
     Uncached,
 )
-from tensorferry.storage.reading import kind_of, read_runs, scatter
+from tensorferry.storage.reading import kind_of, read_runs, scatter, version_of
 
 __all__ = ["JoinedStorage"]
 
@@ -107,6 +107,11 @@ class JoinedStorage:
         """Return which kind of storage a file of a part lies on; local where the part does not know."""
         _, part, inner = self._find(path)
         return kind_of(part, inner)
+
+    def version(self, path: str) -> str:
+        """Return what tells the content that is read of a file of a part from all others."""
+        _, part, inner = self._find(path)
+        return version_of(part, inner)
 
     def local_path(self, path: str) -> str | None:
         """Return where a file of a part is on this machine, if the part can tell."""

@@ -6,24 +6,19 @@ to write to the file, or to cut it, wait until it is given back.
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
-import mmap
 import os
 import signal
 import threading
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from tensorferry.storage.base import LeasedFile
 from tensorferry.storage.folder import identity_of
-from tensorferry.storage.libc import libc
 from tensorferry.storage.page_cache import is_cached
+from tensorferry.storage.pages import Pages, can_borrow
 
 __all__ = ["Lease", "leased", "lent"]
-
-_POPULATE_READ = 22  # Linux's MADV_POPULATE_READ, which Pythons do not name
 
 
 class Lease:
@@ -42,12 +37,18 @@ class Lease:
     def take(self, fd: int) -> bool:
         """Return whether the file of `fd` is leased until `give_back`."""
         with self._lock, suppress(OSError):
-            if self._users and fcntl.fcntl(fd, fcntl.F_GETLEASE) != fcntl.F_RDLCK:
-                return False  # somebody waits
+            if self._users and not self.is_held(fd):
+                return False
             if not self._users:
                 _lease(fd)
             self._users += 1
             return True
+        return False
+
+    def is_held(self, fd: int) -> bool:
+        """Whether the lease has been held from when it was taken until now, and nobody waits for it."""
+        with suppress(OSError):
+            return fcntl.fcntl(fd, fcntl.F_GETLEASE) == fcntl.F_RDLCK
         return False
 
     def give_back(self, fd: int) -> None:
@@ -67,7 +68,7 @@ def leased(fd: int, lease: Lease) -> Iterator[LeasedFile | None]:
         return
     try:
         before = os.fstat(fd)
-        yield LeasedFile(fd, before.st_size, lambda: identity_of(os.fstat(fd)) == identity_of(before))
+        yield LeasedFile(fd, before.st_size, lambda: lease.is_held(fd) or _state(os.fstat(fd)) == _state(before))
     finally:
         lease.give_back(fd)
 
@@ -105,15 +106,16 @@ def _mapped(fd: int, offset: int, length: int) -> memoryview | None:
 
     The pages go with the last view, so that what an error keeps does no harm. Writing to them would reach nobody.
     """
-    library, lead = libc("mmap", "munmap", "madvise"), offset % mmap.PAGESIZE
-    if library is None or offset + length > os.fstat(fd).st_size:
+    if not can_borrow() or offset + length > os.fstat(fd).st_size:
         return None
-    size = lead + length
-    at = library.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE, fd, offset - lead)
-    if at in (None, ctypes.c_void_p(-1).value):
+    try:
+        pages = Pages(offset, length)
+        pages.borrow(fd, offset - pages.lead, 0, pages.size)
+    except MemoryError:
         return None
-    pages = (ctypes.c_char * size).from_address(at)
-    weakref.finalize(pages, library.munmap, at, size).atexit = False
-    if library.madvise(at, size, _POPULATE_READ):
-        return None
-    return memoryview(pages).cast("B")[lead:]
+    return memoryview(pages.take())[pages.lead : pages.lead + length] if pages.bring(0, pages.size) else None
+
+
+def _state(info: os.stat_result) -> object:
+    """Return what is another whenever a file has been written to, whatever is said of its times afterwards."""
+    return identity_of(info), info.st_ctime_ns

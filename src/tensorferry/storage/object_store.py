@@ -139,6 +139,12 @@ class ObjectStorage:
         with self._lock:
             return self._told.setdefault(path, file)
 
+    def version(self, path: str) -> str:
+        """Return which object is read, and which version of it; of one that was not read yet, what the list says."""
+        with self._lock:
+            read = self._versions.get(path)
+        return str(self.stat(path).identity if read is None else self._file(path, read).identity)
+
     def read_into(self, path: str, offset: int, out: memoryview) -> None:
         """Fill `out`, which is writable and contiguous, from byte `offset` of `path`, or raise ReadError."""
         views, wanted = self._asked(path, offset, (out,))

@@ -9,9 +9,8 @@ import ctypes
 import mmap
 import weakref
 from contextlib import suppress
-from typing import Any
 
-from tensorferry.storage.libc import libc
+from tensorferry.storage.libc import address, libc
 from tensorferry.storage.touching import knows_populate
 
 __all__ = ["PAGE", "Pages", "can_borrow"]
@@ -27,6 +26,8 @@ _OWNED_AT_ONCE = 64 << 20
 class Pages:
     """`nbytes` of memory whose address equals `begin` modulo a page, with no pages of its own until it is written to.
 
+    A process that is forked while something is borrowed has the pages of the files for good.
+
     `take` hands it over: it lives as long as what is made of it. Positions count from the page that it begins in; they
     and lengths are whole pages. Raises MemoryError where the system has no room for it.
     """
@@ -36,15 +37,16 @@ class Pages:
     def __init__(self, begin: int, nbytes: int) -> None:
         self.lead = begin % PAGE
         self.size = -(-(self.lead + nbytes) // PAGE) * PAGE
-        self._at = _map(None, self.size, mmap.MAP_ANONYMOUS, -1, 0)
-        self._kept: Any = (ctypes.c_char * self.size).from_address(self._at)
-        weakref.finalize(self._kept, libc().munmap, self._at, self.size).atexit = False
+        # A mapping of Python's is let go of in C, which no interrupt comes into, and all that is mapped into it.
+        self._kept: mmap.mmap | None = _anonymous(self.size)
+        self._at = address(memoryview(self._kept))
         self._taken = weakref.ref(self._kept)
         self._borrowed: list[tuple[int, int]] = []
 
-    def take(self) -> Any:
-        """Return the memory, all of its pages, as something with the buffer protocol; it is not kept here."""
+    def take(self) -> mmap.mmap:
+        """Return the memory, all of its pages; it is not kept here, and can be taken once."""
         memory, self._kept = self._kept, None
+        assert memory is not None
         return memory
 
     @property
@@ -115,6 +117,13 @@ class Pages:
 def can_borrow() -> bool:
     """Whether this system can do what `Pages` does, which Linux can since 5.14."""
     return libc("mmap", "munmap", "madvise", "mremap") is not None and knows_populate()
+
+
+def _anonymous(size: int) -> mmap.mmap:
+    try:
+        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
+    except (OSError, OverflowError):
+        raise MemoryError(f"{size:,} bytes could not be mapped") from None
 
 
 def _map(at: int | None, length: int, flags: int, fd: int, offset: int) -> int:

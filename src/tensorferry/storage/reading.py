@@ -15,9 +15,22 @@ from tensorferry.storage.base import (
     SupportsNested,
     SupportsRuns,
     SupportsScatter,
+    SupportsVersions,
 )
 
-__all__ = ["ReadInto", "asked", "bring", "is_there", "kind_of", "nested", "read_bytes", "read_runs", "scatter", "seen"]
+__all__ = [
+    "ReadInto",
+    "asked",
+    "bring",
+    "is_there",
+    "kind_of",
+    "nested",
+    "read_bytes",
+    "read_runs",
+    "scatter",
+    "seen",
+    "version_of",
+]
 
 ReadInto = Callable[[str, int, memoryview], None]
 """Fills the view exactly from an offset of a path, or raises; `Storage.read_into` is one."""
@@ -40,6 +53,11 @@ def asked(
 def kind_of(storage: Storage, path: str) -> StorageKind:
     """Return the kind of storage that a file lies on: a local one where nobody says otherwise."""
     return storage.kind(path) if isinstance(storage, SupportsKind) else "local"
+
+
+def version_of(storage: Storage, path: str) -> str:
+    """Return what tells the content that is read of `path` from all others. Raises what `stat` raises."""
+    return storage.version(path) if isinstance(storage, SupportsVersions) else str(storage.stat(path).identity)
 
 
 def bring(storage: Storage, path: str, ranges: Iterable[tuple[int, int]]) -> None:

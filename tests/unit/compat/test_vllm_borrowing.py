@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import closing
@@ -318,10 +319,52 @@ def test_what_cannot_be_copied_in_the_end_is_told(
 
 
 def test_a_file_that_changes_all_the_same_is_told(vllm: FakeVllm, folder: Path) -> None:
+    before = (folder / "model.safetensors").stat()
+
+    def lose(model: Any) -> None:
+        assert is_leased(folder / "model.safetensors")  # who asks is told, and the lease counts as lost from then on
+        os.utime(folder / "model.safetensors", ns=(before.st_atime_ns, before.st_mtime_ns))
+
     with pytest.raises(ReadError, match=r"model\.safetensors: changed while parameters had pages of it") as caught:
-        loaded(vllm, folder, lambda model: os.utime(folder / "model.safetensors", ns=(10**18, 10**18)))
+        loaded(vllm, folder, lose)
     assert caught.value.touched
     assert not is_leased(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("act", ["touch", "chmod"])
+def test_what_does_not_change_what_is_in_a_file_that_is_leased_does_no_harm(
+    vllm: FakeVllm, folder: Path, act: str
+) -> None:
+    file = folder / "model.safetensors"
+    _, model = loaded(vllm, folder, lambda model: file.touch() if act == "touch" else file.chmod(0o600))
+    assert is_right(model)
+
+
+def test_a_loader_that_two_threads_use_has_each_settle_its_own(vllm: FakeVllm, folder: Path) -> None:
+    loader, began, over = vllm.loader(), threading.Event(), threading.Event()
+
+    def process(model: Any) -> None:
+        if threading.current_thread().name == "first":
+            began.set()
+            assert over.wait(20)
+        else:
+            raise ValueError("cannot be packed")
+
+    loader.process = process
+    found: list[Any] = []
+
+    def load() -> None:
+        config = SimpleNamespace(build=Model, parallel_config=SimpleNamespace(data_parallel_size=1))
+        found.append(loader.load_model(config, model_config(folder)))
+
+    first = threading.Thread(target=load, name="first")
+    first.start()
+    assert began.wait(20)
+    with pytest.raises(ValueError, match="cannot be packed"):
+        load()
+    over.set()
+    first.join()
+    assert is_right(found[0])
 
 
 def test_where_there_is_no_room_for_zeros_the_file_is_given_back_all_the_same(
@@ -463,8 +506,6 @@ def test_without_such_calls_it_is_read(vllm: FakeVllm, folder: Path, monkeypatch
 
 
 def test_nothing_is_left_behind(vllm: FakeVllm, folder: Path) -> None:
-    import threading
-
     threads, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         loaded(vllm, folder)

@@ -11,6 +11,7 @@ import torch
 
 from helpers.checkpoints import ar, raw
 from helpers.memory_storage import MemoryStorage
+from tensorferry.config import ReadOptions
 from tensorferry.core.catalogue import Catalogue, TensorEntry
 from tensorferry.core.dtypes import DTYPES
 from tensorferry.core.lower import lower
@@ -214,3 +215,26 @@ def test_bytes_that_are_staged_are_counted_as_copied_and_others_not() -> None:
     staged = ThreadedExecutor(2).run(lower(cast, **WIDE), MemoryStorage({"f": data}), _empty(cast, torch.float64))  # type: ignore[arg-type]
     assert (plain.copied_bytes, staged.copied_bytes) == (0, 20 * 64)
     assert plain.ways == staged.ways == {"buffered": 20 * 64}
+
+
+@pytest.mark.parametrize(("kind", "threads"), [("remote", 16), ("network", 8), ("local", 4)])
+def test_there_are_as_many_threads_as_suit_the_storage_that_is_read(
+    kind: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, data = _planned({"p": torch.ones(1000)})
+    storage, most, begun = MemoryStorage({"f": data}), [], Readers.__init__
+
+    def made(self: Readers[int], threads: int) -> None:
+        most.append(threads)
+        begun(self, threads)
+
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    monkeypatch.setattr(storage, "kind", lambda path: kind)
+    monkeypatch.setattr(Readers, "__init__", made)
+    schedule = lower(plan, max_gap=0, max_read=8 << 20, max_staging=64 << 20, waste=1.0)
+    found = {"p": torch.empty(1000)}
+    ThreadedExecutor.of(ReadOptions(shared=False)).run(schedule, storage, found)
+    assert most == [threads]
+    assert bool((found["p"] == 1).all())
+    ThreadedExecutor.of(ReadOptions(shared=False, threads=3)).run(schedule, storage, found)
+    assert most[1:] == [3]

@@ -18,7 +18,7 @@ import pytest
 from helpers.memory_storage import MemoryStorage
 from helpers.reading_ways import is_leased, let_go
 from tensorferry.errors import LocateError, ReadError
-from tensorferry.storage import leases
+from tensorferry.storage import pages
 from tensorferry.storage.base import SupportsLease
 from tensorferry.storage.handle import Handle
 from tensorferry.storage.joined import JoinedStorage
@@ -187,7 +187,7 @@ def test_what_the_system_refuses_is_not_lent(storage: LocalStorage, monkeypatch:
         patched.delattr(fcntl, "F_SETLEASE")
         assert refused(storage)
     with monkeypatch.context() as patched:
-        patched.setattr(leases, "_POPULATE_READ", -1)
+        patched.setattr(pages, "_POPULATE_READ", -1)
         assert refused(storage)
     assert not refused(storage)
 

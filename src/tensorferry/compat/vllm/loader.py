@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -33,6 +35,9 @@ from tensorferry.timing import timed
 
 __all__ = ["TensorferryLoader"]
 
+_borrowing: ContextVar[Mapping[Any, list[Borrowed]]] = ContextVar("_borrowing", default=MappingProxyType({}))
+"""The loader that waits for a model to be post-processed, with what is to be settled then."""
+
 
 class TensorferryLoader(engine.BaseModelLoader):
     """Fills models of vLLM by plan: each rank reads the bytes that its own parameters need.
@@ -49,7 +54,6 @@ class TensorferryLoader(engine.BaseModelLoader):
         self.options = options_for(load_config_)
         self.config = load_config(load_config_)
         self.report: Report | None = None
-        self._borrowed: list[Borrowed] | None = None  # what is to be settled when the model has been post-processed
 
     def download_model(self, model_config: Any) -> None:
         """Fetch the weights from the Hub, unless they are here."""
@@ -78,8 +82,8 @@ class TensorferryLoader(engine.BaseModelLoader):
                     checkpoint = until_loaded.enter_context(self._opened(model_config, model))
                 online = engine.quantizes_while_loading(model)
                 load = None if online else self._planned(model, checkpoint, model_config)
-                if load is not None and load.borrowed is not None and self._borrowed is not None:
-                    self._borrowed.append(load.borrowed)
+                if load is not None and load.borrowed is not None:
+                    _borrowing.get()[self].append(load.borrowed)
                 party = until_loaded.enter_context(closing(party_of(load)))
                 mine = json.dumps([uses_of(load), party.offer, told_of(checkpoint.storage, checkpoint.catalogue.files)])
             uses, offers, files = zip(*map(json.loads, ranks.exchanged(mine)), strict=True)
@@ -123,18 +127,19 @@ class TensorferryLoader(engine.BaseModelLoader):
 
     def _planned(self, model: nn.Module, checkpoint: Checkpoint, model_config: Any) -> Planned:
         shared = partial(engine.shared_with_served, model, model_config)
-        borrows = self._borrowed is not None and self.options.borrow
+        borrows = self in _borrowing.get() and self.options.borrow
         config = self._assumed(model_config)
         return planned(model, checkpoint, config, engine.has_default_scales, shared, borrows=borrows)
 
     @contextmanager
     def _borrowing(self) -> Iterator[list[Borrowed]]:
         """Have loads borrow memory within the block, as somebody settles what they have borrowed before it ends."""
-        borrowed = self._borrowed = list[Borrowed]()
+        borrowed = list[Borrowed]()
+        token = _borrowing.set({self: borrowed})
         try:
             yield borrowed
         finally:
-            self._borrowed = None
+            _borrowing.reset(token)
             with ExitStack() as closing_all:
                 for each in borrowed:
                     closing_all.callback(each.close)

@@ -149,10 +149,12 @@ def reading_together(
 
     read: how it reads, now that it is known which ranks share files.
     """
-    workers, before = replace(load.config, read=read).reading.workers, load.own.reading
+    config, before = replace(load.config, read=read), load.own.reading
+    kind = load.own.prepared.checkpoint.options.storage_kind
+    workers = (config.reading if kind == "auto" else config.reading.settled(kind)).workers
     with party.meet(offers, rank, workers) or nullcontext() as exchange:
         borrowed = before.borrowed if isinstance(before, OwnReading) else None
-        load.own.reading = OwnReading(replace(load.config, read=read), exchange, borrowed)
+        load.own.reading = OwnReading(config, exchange, borrowed)
         try:
             yield
         finally:

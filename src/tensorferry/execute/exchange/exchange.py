@@ -22,6 +22,7 @@ from tensorferry.execute.exchange.rows import Need, Offer, Rows, SharedRows, Uni
 from tensorferry.execute.exchange.trays import Trays, nbytes_of
 from tensorferry.execute.ways import Ways
 from tensorferry.storage.base import Storage
+from tensorferry.storage.reading import version_of
 from tensorferry.waiting import joined, started
 
 __all__ = ["Exchange", "Party"]
@@ -103,7 +104,7 @@ def _needs(schedule: Schedule, storage: Storage) -> tuple[tuple[Need, ...], dict
     ways = Ways(storage)
     found = offered(schedule, ways.is_far)
     needs = [need for need in found if ways.splits_freely(need.rows.file) or ways.is_far(need.rows.file)]
-    files = {file: str(storage.stat(file).identity) for file in dict.fromkeys(need.rows.file for need in needs)}
+    files = {file: version_of(storage, file) for file in dict.fromkeys(need.rows.file for need in needs)}
     times = Counter((files[need.rows.file], *need.rows[1:]) for need in needs)
     return tuple(need for need in needs if times[files[need.rows.file], *need.rows[1:]] == 1), files
 

@@ -10,6 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from tensorferry.storage.base import Storage, SupportsKind
+from tensorferry.storage.reading import version_of
 
 __all__ = ["boot", "sharing", "told_of"]
 
@@ -33,7 +34,7 @@ def told_of(storage: Storage, files: Iterable[str]) -> str:
     machine = boot()
     if not machine or not isinstance(storage, SupportsKind):
         return ""
-    identities = {str(storage.stat(file).identity) for file in files}
+    identities = {version_of(storage, file) for file in files}
     return " ".join([machine, *sorted(sha256(one.encode()).hexdigest()[:_DIGITS] for one in identities)])
 
 

@@ -138,11 +138,12 @@ def offered(schedule: Schedule, is_far: Callable[[str], bool] = lambda file: Fal
 def _needs(plan: Plan, batch: Batch, is_far: Callable[[str], bool]) -> Iterator[Need]:
     little = {number for number, task in enumerate(batch.tasks) if needs_little(task)}
     for n, parts in parts_of(plan, batch, least=LEAST).items() if little else ():
-        if is_far(batch.reads[n].file) and not all(part.task in little for part in parts):
+        far = is_far(batch.reads[n].file)
+        if far and len(parts) > 1:
             continue
         for part in parts:
             if part.task in little:
-                need = need_of(plan, batch.reads[n], batch.tasks[part.task], part)
+                need = need_of(plan, batch.reads[n], batch.tasks[part.task], part, far=far)
                 if need is not None and need.rows.length >= LEAST:
                     yield need
 
@@ -155,10 +156,10 @@ def needs_little(task: Task) -> bool:
     return piece.box.size < OWN * extent(piece)
 
 
-def need_of(plan: Plan, read: Read, task: Task, part: Part) -> Need | None:
+def need_of(plan: Plan, read: Read, task: Task, part: Part, *, far: bool = False) -> Need | None:
     """Return what a task needs of whole rows, where its part of a read is done in strips.
 
-    The rows have as many units as there are strips. None where the tensor does not lie row by row.
+    The rows have as many units as there are strips. None where the tensor does not lie row by row. far: see `strips`.
     """
     span = plan.steps[task.step].sources[task.inputs[0].source].entry.span
     if span is None or span.file != read.file:
@@ -168,7 +169,7 @@ def need_of(plan: Plan, read: Read, task: Task, part: Part) -> Need | None:
     length = -(-(start + part.length) // row) * row
     if first - start + length > span.offset + span.length:
         return None
-    rows = Rows(read.file, first - start, length, min(bytes_of_a_strip(plan, task), length))
+    rows = Rows(read.file, first - start, length, min(bytes_of_a_strip(plan, task, far=far), length))
     return Need(rows, row, start, start + part.length - (length - row))
 
 

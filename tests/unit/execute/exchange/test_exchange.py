@@ -30,7 +30,7 @@ from tensorferry.execute import ThreadedExecutor
 from tensorferry.execute.base import Counters
 from tensorferry.execute.exchange import Exchange, Party, exchange
 from tensorferry.execute.exchange.links import Door, Link, connected, listen, neighbourhood
-from tensorferry.execute.exchange.rows import Rows, SharedRows
+from tensorferry.execute.exchange.rows import Rows, SharedRows, offered
 from tensorferry.execute.exchange.trays import Trays
 from tensorferry.storage.base import File
 from tensorferry.storage.local import LocalStorage
@@ -123,7 +123,7 @@ class FarStorage(MemoryStorage):
         return "remote"
 
 
-@pytest.mark.parametrize("max_read", [16 * MIB, 2 * MIB])
+@pytest.mark.parametrize("max_read", [4 * MIB, 2 * MIB])
 def test_what_comes_from_far_away_is_asked_for_by_one_rank(max_read: int) -> None:
     schedules = [schedule_for(0, 512, max_read=max_read), schedule_for(512, 1024, max_read=max_read)]
     storages = [FarStorage({"f": contents()}) for _ in schedules]
@@ -155,6 +155,38 @@ def with_a_norm(start: int, stop: int) -> Schedule:
     return lower(plan, max_gap=4096, max_read=16 * MIB, max_staging=64 * MIB, waste=100.0)
 
 
+def many(start: int, stop: int) -> Schedule:
+    """Return how a rank reads columns of many small matrices, with one request."""
+    bf16, steps = DTYPES["BF16"], []
+    for n in range(10):
+        entry = TensorEntry.at(f"w{n}", bf16, (150, WIDTH), "f", 1000 + n * 150 * WIDTH * 2)
+        source = Source(entry, Region((150, WIDTH), Box((0, start), (150, stop))))
+        steps.append(Step(f"w{n}", Region.whole((150, stop - start)), (source,)))
+    plan = Plan(tuple(steps), {step.parameter: TensorSpec(bf16, (150, stop - start)) for step in steps})
+    return lower(plan, max_gap=4096, max_read=16 * MIB, max_staging=64 * MIB, waste=100.0)
+
+
+def test_a_request_for_many_matrices_stays_one() -> None:
+    schedules = [many(0, 512), many(512, 1024)]
+    assert all(schedule.reads < 3 for schedule in schedules)
+    far = [FarStorage({"f": contents()}) for _ in schedules]
+    assert met(list(schedules), far) == [None, None]
+
+
+def test_units_from_far_away_are_halves_of_the_longest_requests() -> None:
+    plan = schedule_for(0, 512).plan
+    one = plan.steps[0].sources[0].entry
+    big = TensorEntry.at("w0", one.dtype, (4096, WIDTH), "f", 0)
+    source = Source(big, Region((4096, WIDTH), Box((0, 0), (4096, 512))))
+    step = Step("w0", Region.whole((4096, 512)), (source,))
+    schedule = lower(
+        Plan((step,), {"w0": TensorSpec(one.dtype, (4096, 512))}), max_gap=4096, max_read=8 * MIB, max_staging=64 * MIB,
+        waste=100.0,
+    )  # fmt: skip
+    assert [need.rows.each for need in offered(schedule, lambda file: True)] == [4 * MIB]
+    assert [need.rows.each for need in offered(schedule)] < [4 * MIB]
+
+
 def test_a_request_for_several_tensors_stays_one() -> None:
     schedules = [with_a_norm(0, 512), with_a_norm(512, 1024)]
     assert [schedule.reads for schedule in schedules] == [1, 1]
@@ -171,7 +203,7 @@ def test_a_request_for_several_tensors_stays_one() -> None:
 
 @pytest.mark.parametrize(("far", "seconds"), [(True, 60.0), (False, 5.0)])
 def test_who_asks_far_away_is_waited_for_longer(far: bool, seconds: float) -> None:
-    schedules = [schedule_for(0, 512), schedule_for(512, 1024)]
+    schedules = [schedule_for(0, 512, max_read=2 * MIB), schedule_for(512, 1024, max_read=2 * MIB)]
     storages = [(FarStorage if far else MemoryStorage)({"f": contents()}) for _ in schedules]
     for one in met(list(schedules), storages):
         assert one is not None
