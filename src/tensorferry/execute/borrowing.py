@@ -79,7 +79,8 @@ class BorrowingExecutor:
     ) -> Counters:
         """Fill `parameters`; see `Executor`. schedule: of what is not borrowed."""
         borrowed, brought = self._borrowed, Counters()
-        waits = Counter(piece.parameter for piece in borrowed.pieces)
+        pieces = borrowed.pieces
+        waits = Counter(piece.parameter for piece in pieces)
         waits.update(schedule.plan.steps[task.step].parameter for batch in schedule.batches for task in batch.tasks)
         for name, tensor in borrowed.tensors.items():
             self._adopt(name, tensor)
@@ -89,7 +90,7 @@ class BorrowingExecutor:
                 )
         progress.start(borrowed.nbytes, "weights in the page cache")
         try:
-            for piece in borrowed.pieces:
+            for piece in pieces:
                 with reading_for([piece.parameter]):
                     borrowed.bring(piece)
                 progress.advance(piece.length)

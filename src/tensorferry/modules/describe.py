@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from tensorferry.core.boxes import Box, Region, Shape
 from tensorferry.core.dtypes import DType
-from tensorferry.core.target import Layout, Slot, Target, TargetTensor
+from tensorferry.core.target import Layout, Slot, Target, TargetTensor, owner_of
 from tensorferry.errors import PlanError
 from tensorferry.modules.distributed import (
     ORDINARY,
@@ -38,6 +38,7 @@ __all__ = [
     "identity_of",
     "offers",
     "places",
+    "places_by_owner",
     "seen_as_plain",
     "tensors_of",
     "walked",
@@ -95,6 +96,16 @@ def places(model: nn.Module) -> Iterator[Place]:
             if buffer is not None:
                 kept = leaf not in module._non_persistent_buffers_set
                 yield Place(prefix + leaf, module, leaf, buffer, kept, False)
+
+
+def places_by_owner(model: nn.Module, target: Target) -> dict[str, list[Place]]:
+    """Return the places where the tensors of `target` hang, by their names; those of tied ones by that of the owner."""
+    found: dict[str, list[Place]] = {}
+    for place in places(model):
+        if (wanted := target.get(place.name)) is not None:
+            owner = place.name if wanted.alias_of is None else owner_of(target, place.name)
+            found.setdefault(owner, []).append(place)
+    return found
 
 
 def tensors_of(model: nn.Module) -> Iterator[torch.Tensor]:

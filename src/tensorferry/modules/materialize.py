@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from tensorferry.core.target import Target, owner_of
+from tensorferry.core.target import Target
 from tensorferry.errors import PlanError
-from tensorferry.modules.describe import ORDINARY, Place, identity_of, places
+from tensorferry.modules.describe import ORDINARY, Place, identity_of, places_by_owner
 from tensorferry.modules.distributed import around, is_dtensor, is_fsdp, memory_of
 from tensorferry.numerics.memory import empty_at
 
@@ -55,16 +55,11 @@ class Materialized(Mapping[str, torch.Tensor]):
         self._huge_pages = huge_pages
         self._device = torch.device(device or "cpu")
         self._lock = threading.Lock()
-        self._names: list[str] = []
-        self._places: dict[str, list[Place]] = defaultdict(list)
+        self._places = places_by_owner(model, target)
         self._ready: dict[str, torch.Tensor] = {}
         self.given_memory: set[str] = set()
         self.touched = False
         """Whether any tensor was looked up, and so may have been written to."""
-        for place in places(model):
-            if (wanted := target.get(place.name)) is not None:
-                owner = place.name if wanted.alias_of is None else owner_of(target, place.name)
-                self._places[owner].append(place)
         self._names = list(self._places)
         owners: dict[object, str] = {}
         self._shares: set[str] = set()

@@ -9,8 +9,8 @@ from functools import cache
 import torch
 from torch import nn
 
-from tensorferry.core.target import Target, owner_of
-from tensorferry.modules.describe import Place, places, seen_as_plain
+from tensorferry.core.target import Target
+from tensorferry.modules.describe import places_by_owner, seen_as_plain, tensors_of
 from tensorferry.modules.distributed import memory_of
 
 __all__ = ["movable", "move", "realigned"]
@@ -21,14 +21,9 @@ def movable(model: nn.Module, target: Target) -> dict[str, torch.Tensor]:
 
     They lie on the CPU as they do in files, and nothing else uses their memory: no view of it is kept anywhere.
     """
-    found: dict[str, list[Place]] = {}
-    for place in places(model):
-        if (wanted := target.get(place.name)) is not None:
-            owner = place.name if wanted.alias_of is None else owner_of(target, place.name)
-            found.setdefault(owner, []).append(place)
     return {
         name: hanging[0].tensor
-        for name, hanging in found.items()
+        for name, hanging in places_by_owner(model, target).items()
         if all(place.tensor is hanging[0].tensor for place in hanging) and _is_movable(hanging[0].tensor)
     }
 
@@ -44,7 +39,7 @@ def realigned(model: nn.Module, is_odd: Callable[[int], bool]) -> None:
     Those for whose copy there is no room stay. So do vectors: kernels keep the addresses of scales, and of no matrix
     that they have not packed.
     """
-    for tensor in {id(place.tensor): place.tensor for place in places(model)}.values():
+    for tensor in {id(tensor): tensor for tensor in tensors_of(model)}.values():
         if not tensor.is_meta and is_odd(tensor.data_ptr()) and sum(n > 1 for n in tensor.shape) > 1:
             with torch.inference_mode(False), suppress(RuntimeError, MemoryError):
                 if _is_movable(tensor):

@@ -35,7 +35,7 @@ from tensorferry.timing import timed
 
 __all__ = ["TensorferryLoader"]
 
-_borrowing: ContextVar[Mapping[Any, list[Borrowed]]] = ContextVar("_borrowing", default=MappingProxyType({}))
+_unsettled: ContextVar[Mapping[Any, list[Borrowed]]] = ContextVar("_unsettled", default=MappingProxyType({}))
 """The loader that waits for a model to be post-processed, with what is to be settled then."""
 
 
@@ -83,7 +83,7 @@ class TensorferryLoader(engine.BaseModelLoader):
                 online = engine.quantizes_while_loading(model)
                 load = None if online else self._planned(model, checkpoint, model_config)
                 if load is not None and load.borrowed is not None:
-                    _borrowing.get()[self].append(load.borrowed)
+                    _unsettled.get()[self].append(load.borrowed)
                 party = until_loaded.enter_context(closing(party_of(load)))
                 mine = json.dumps([uses_of(load), party.offer, told_of(checkpoint.storage, checkpoint.catalogue.files)])
             uses, offers, files = zip(*map(json.loads, ranks.exchanged(mine)), strict=True)
@@ -127,7 +127,7 @@ class TensorferryLoader(engine.BaseModelLoader):
 
     def _planned(self, model: nn.Module, checkpoint: Checkpoint, model_config: Any) -> Planned:
         shared = partial(engine.shared_with_served, model, model_config)
-        borrows = self in _borrowing.get() and self.options.borrow
+        borrows = self in _unsettled.get() and self.options.borrow
         config = self._assumed(model_config)
         return planned(model, checkpoint, config, engine.has_default_scales, shared, borrows=borrows)
 
@@ -135,11 +135,11 @@ class TensorferryLoader(engine.BaseModelLoader):
     def _borrowing(self) -> Iterator[list[Borrowed]]:
         """Have loads borrow memory within the block, as somebody settles what they have borrowed before it ends."""
         borrowed = list[Borrowed]()
-        token = _borrowing.set({self: borrowed})
+        token = _unsettled.set({self: borrowed})
         try:
             yield borrowed
         finally:
-            _borrowing.reset(token)
+            _unsettled.reset(token)
             with ExitStack() as closing_all:
                 for each in borrowed:
                     closing_all.callback(each.close)

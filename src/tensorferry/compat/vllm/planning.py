@@ -25,7 +25,7 @@ from tensorferry.core.schedule import Schedule
 from tensorferry.core.strays import suggestions
 from tensorferry.errors import PlanError, shown
 from tensorferry.execute.borrowed import Borrowed
-from tensorferry.execute.borrowing import borrow
+from tensorferry.execute.borrowing import Adopt, borrow
 from tensorferry.execute.exchange import Party
 from tensorferry.loaders.own_loader import SelfLoad, prepare_own
 from tensorferry.loaders.reading import OwnReading
@@ -53,17 +53,21 @@ _HINT = (
 class Planned:
     """A load that can begin. computed: tensors that are left as the constructor made them, with the reason.
 
-    Those that streaming leaves are known afterwards, from `SelfLoad.lacking`. config: how it is done. borrowed: memory
-    that needs no reading. schedule: how the rest is read; None where nobody has to know before. hands_on: whether this
-    rank reads for others, and they for it.
+    Those that streaming leaves are known afterwards, from `SelfLoad.lacking`. reading: how it reads by itself, with
+    what is borrowed. schedule: how the rest is read; None where nobody has to know before. hands_on: whether this rank
+    reads for others, and they for it.
     """
 
     own: SelfLoad
     computed: dict[str, str]
-    config: LoadConfig
-    borrowed: Borrowed | None = None
+    reading: OwnReading
     schedule: Schedule | None = None
     hands_on: bool = False
+
+    @property
+    def borrowed(self) -> Borrowed | None:
+        """Memory that needs no reading."""
+        return None if self.reading.borrowed is None else self.reading.borrowed[0]
 
 
 def planned(
@@ -101,24 +105,22 @@ def planned(
     hands_on = _hands_on(model, config)
     untraced = {name: why for name, why in left.items() if name not in filled}
     with ExitStack() as if_refused:
-        borrowed = _borrowed(own, config) if borrows and _may_borrow(model, config) else None
+        found = _borrowed(own) if borrows and _may_borrow(model, config) else None
+        own.reading = reading = OwnReading(config, borrowed=found)
         rest = own.prepared
-        if borrowed is not None:
-            if_refused.enter_context(borrowed)
-            rest = replace(rest, plan=borrowed.rest)
-        schedule = api.scheduled(rest) if hands_on or borrowed is not None else None
+        if found is not None:
+            rest = replace(rest, plan=if_refused.enter_context(found[0]).rest)
+        schedule = api.scheduled(rest) if hands_on or found is not None else None
         if_refused.pop_all()
-    return Planned(own, untraced, config, borrowed, schedule, hands_on)
+    return Planned(own, untraced, reading, schedule, hands_on)
 
 
-def _borrowed(own: SelfLoad, config: LoadConfig) -> Borrowed | None:
-    """Return memory for parameters that can lie elsewhere, and are filled by the plan alone; `own` reads so then."""
+def _borrowed(own: SelfLoad) -> tuple[Borrowed, Adopt] | None:
+    """Return memory for parameters that can lie elsewhere, and are filled by the plan alone, and what moves them."""
     tensors = movable(own.model, own.prepared.target)
     wanted = tensors.keys() - own.traced.opaque.keys()
     borrowed = borrow(own.prepared.plan, own.prepared.checkpoint.storage, wanted)
-    if borrowed is not None:
-        own.reading = OwnReading(config, borrowed=(borrowed, lambda name, memory: move(tensors[name], memory)))
-    return borrowed
+    return None if borrowed is None else (borrowed, lambda name, memory: move(tensors[name], memory))
 
 
 def _may_borrow(model: nn.Module, config: LoadConfig) -> bool:
@@ -149,16 +151,15 @@ def reading_together(
 
     read: how it reads, now that it is known which ranks share files.
     """
-    config, before = replace(load.config, read=read), load.own.reading
+    config = replace(load.reading.config, read=read)
     kind = load.own.prepared.checkpoint.options.storage_kind
     workers = (config.reading if kind == "auto" else config.reading.settled(kind)).workers
     with party.meet(offers, rank, workers) or nullcontext() as exchange:
-        borrowed = before.borrowed if isinstance(before, OwnReading) else None
-        load.own.reading = OwnReading(config, exchange, borrowed)
+        load.own.reading = replace(load.reading, config=config, exchange=exchange)
         try:
             yield
         finally:
-            load.own.reading = before
+            load.own.reading = load.reading
 
 
 def uses_of(load: Planned | None) -> str:
